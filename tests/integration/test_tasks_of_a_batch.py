@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.integration
 
 RECORDS = 100
+PARTITIONS = 4
 MOST = 30
 #: The offsets that each task of each batch read, in their order.
 Tasks = list[list[list[int]]]
-Read = Callable[[str], Tasks]
+Read = Callable[..., Tasks]
 
 
 @pytest.fixture
@@ -38,13 +39,14 @@ def read(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> Read:
-    """Read a partition of so many records as the stream of an example reads it."""
+    """Read partitions of so many records each as the stream of an example reads them."""
     monkeypatch.setattr(kafka_source, "MAX_RECORDS_PER_TASK", MOST)
     settings = settings_factory(bootstrap_servers=broker.bootstrap_servers)
     examples = catalog.load(project_root() / "include" / "pipelines")
     producer = KafkaProducer(bootstrap_servers=broker.bootstrap_servers)
     for number in range(RECORDS):
-        producer.send(topic, str(number).encode(), partition=0)
+        for partition in range(PARTITIONS):
+            producer.send(topic, str(number).encode(), partition=partition)
     producer.close()
     tasks: Tasks = []
 
@@ -54,9 +56,11 @@ def read(
             of_task[row.task].append(row.offset)
         tasks.append(list(of_task.values()))
 
-    def made(example: str) -> Tasks:
+    def made(example: str, partitions: int = 1) -> Tasks:
         pipeline = on_topic(examples[example], topic)
-        raw = kafka_source.stream(spark, settings, pipeline, pipeline.source, {0: 0})
+        raw = kafka_source.stream(
+            spark, settings, pipeline, pipeline.source, dict.fromkeys(range(partitions), 0)
+        )
         writer = raw.writeStream.foreachBatch(note).trigger(availableNow=True)
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         query.awaitTermination()
@@ -78,3 +82,19 @@ def test_a_task_reads_all_that_a_batch_has_of_a_partition_if_order_may_count(rea
     batches = read("sentences")
     assert all(len(batch) == 1 and len(batch[0]) <= MOST for batch in batches)
     assert [offset for batch in batches for offset in batch[0]] == list(range(RECORDS))
+
+
+def test_a_few_tasks_read_many_partitions(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard of many partitions costs no task for each of them; a partition is read in its order."""
+    monkeypatch.setattr(kafka_source, "MAX_RECORDS_PER_TASK", RECORDS)
+    monkeypatch.setattr(kafka_source, "MAX_TASKS", 2)
+    (batch,) = read("stock_stats", PARTITIONS)
+    assert sorted(batch) == [2 * list(range(RECORDS))] * 2
+
+
+def test_each_partition_has_its_task_if_order_may_count(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever tasks there are otherwise."""
+    monkeypatch.setattr(kafka_source, "MAX_RECORDS_PER_TASK", RECORDS)
+    monkeypatch.setattr(kafka_source, "MAX_TASKS", 2)
+    (batch,) = read("sentences", PARTITIONS)
+    assert batch == [list(range(RECORDS))] * PARTITIONS

@@ -61,6 +61,9 @@ MAX_RECORDS_PER_BATCH = 500_000
 #: after each, Spark's fair scheduler gives the core to the shard that has the fewest. So a shard with a long
 #: backlog, or a version that catches up, never keeps the others from their cores for longer.
 MAX_RECORDS_PER_TASK = 25_000
+#: At most so many tasks read a batch of a shard with many partitions. By itself Spark takes one for each of
+#: them, however few records it has.
+MAX_TASKS = MAX_RECORDS_PER_BATCH // MAX_RECORDS_PER_TASK
 
 
 def kafka_options(settings: Settings, topic: str, partitions: Sequence[int]) -> dict[str, str]:
@@ -173,6 +176,8 @@ def stream(
         .option("maxOffsetsPerTrigger", most or most_records(pipeline, len(begin)))
         .load()
     )
+    if not pipeline.re_execute and len(begin) > MAX_TASKS:
+        held = held.coalesce(MAX_TASKS)
     return with_decoded(held, topic, settings)
 
 

@@ -77,6 +77,8 @@ _DEFAULTS = {
     "spark.sql.ui.explainMode": "simple",
     "spark.sql.maxPlanStringLength": "1000",
     "spark.ui.showConsoleProgress": "false",
+    # One for each partition, which is made again for each batch if they are too many. By default 64.
+    "spark.kafka.consumer.cache.capacity": "256",
 }
 #: What no deployment changes: results rest on it.
 _FIXED = {
