@@ -18,13 +18,14 @@ from hindcast.cli import (
     erasing,
     foreign,
     listings,
+    manifests,
     pipelines,
     runs,
     sandbox,
     versions,
 )
 from hindcast.cli.names import did_you_mean
-from hindcast.cli.options import ARCHIVES, RECORDS, REPLAYS, VERSIONS
+from hindcast.cli.options import ARCHIVES, MACHINE, RECORDS, REPLAYS, VERSIONS
 from hindcast.errors import HindcastError, UnknownPipelineError
 from hindcast.processes.end_with_parent import exit_now
 
@@ -52,6 +53,7 @@ app.add_typer(runs.app, name="runs", rich_help_panel=REPLAYS)
 app.add_typer(versions.listing, name="versions", rich_help_panel=VERSIONS)
 app.add_typer(archives.app, name="archive", rich_help_panel=ARCHIVES)
 app.add_typer(deadletters.app, name="deadletters", rich_help_panel=RECORDS)
+app.add_typer(manifests.app, name="manifest", rich_help_panel=MACHINE)
 
 
 def _print_version(asked: bool) -> None:

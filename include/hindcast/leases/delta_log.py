@@ -21,9 +21,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from deltalake.fs import DeltaStorageHandler
 from pyarrow import NativeFile, OSFile
-from pyarrow.fs import PyFileSystem
+from pyarrow.fs import FileSystem
+
+from hindcast.delta.files import filesystem
 
 #: The file name of an entry: its version.
 _ENTRY = re.compile(r"([0-9]+)\.json")
@@ -81,13 +82,13 @@ class LocalFolder:
 class StoreFolder:
     """A folder in an object store, reached as deltalake reaches it."""
 
-    def __init__(self, url: str, storage_options: dict[str, str] | None) -> None:
+    def __init__(self, url: str, storage_options: dict[str, str]) -> None:
         self._url = url
         self._options = storage_options
 
     @cached_property
-    def _store(self) -> PyFileSystem:
-        return PyFileSystem(DeltaStorageHandler(self._url, self._options))
+    def _store(self) -> FileSystem:
+        return filesystem(self._url, self._options)
 
     def open(self, name: str) -> NativeFile:
         return self._store.open_input_file(name)
@@ -96,7 +97,7 @@ class StoreFolder:
         return []
 
 
-def folder_of(url: str, storage_options: dict[str, str] | None) -> TableFolder:
+def folder_of(url: str, storage_options: dict[str, str]) -> TableFolder:
     """The folder of a table at a path or a URL."""
     if "://" in url:
         return StoreFolder(url, storage_options)

@@ -61,7 +61,7 @@ class LeaseTable:
         self._options = settings.storage_options or None
         self._clock = clock or SystemClock()
         self._handle: DeltaTable | None = None
-        self._folder = folder_of(self._url, self._options)
+        self._folder = folder_of(self._url, settings.storage_options)
         self._rows = LeaseRows()
         self._rows_version = _UNKNOWN
         self._read_at = 0.0  # monotonic

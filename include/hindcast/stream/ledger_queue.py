@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 
 from pyspark.sql.streaming import StreamingQuery
+from pyspark.sql.streaming.listener import StreamingQueryProgress
 
 from hindcast.pipeline import Pipeline
 from hindcast.spark import batch_metrics
@@ -25,6 +26,7 @@ class LedgerQueue:
         self._shard = shard
         # Committed, not yet in the ledger; the last may still lack what Spark measured.
         self._rows: list[LedgerRow] = []
+        self._reported = 0  # the newest batch of which Spark has said something
         self._history: list[LedgerRow] = []  # each batch in the ledger after this one:
         self._history_after = 0
         self._lock = threading.Lock()
@@ -50,10 +52,15 @@ class LedgerQueue:
             return
         progress = query.lastProgress
         with self._lock:
-            if progress is None or not self._rows:
+            if progress is None or not self._rows or self._rows[-1].input_rows is not None:
                 return
             last = self._rows[-1]
-            if last.input_rows is None and progress["batchId"] + base == last.batch:
+            self._reported = progress["batchId"] + base
+            if self._reported > last.batch:
+                progress = _report_of(query, last.batch - base)
+            elif self._reported < last.batch:
+                return
+            if progress is not None:
                 self._rows[-1] = batch_metrics.completed(last, progress, len(self._pipeline.topics))
 
     def flush(self, query: StreamingQuery | None, base: int) -> None:
@@ -74,12 +81,12 @@ class LedgerQueue:
     def _ready(self, query: StreamingQuery | None) -> Sequence[LedgerRow]:
         """The rows that can be written: the first ones that are queued, or all."""
         with self._lock:
-            if query is None or not query.isActive:
+            if query is None or not query.isActive or not self._rows:
                 return list(self._rows)
-            newest = None
-            if self._rows:
-                newest = self._rows[-1]
-            return [row for row in self._rows if row.input_rows is not None or row is not newest]
+            newest = self._rows[-1]
+            if newest.input_rows is None and self._reported <= newest.batch:
+                return self._rows[:-1]  # what Spark measured may still come
+            return list(self._rows)
 
     def unfiled(self, filed: int) -> list[LedgerRow]:
         """The shard's batches in the ledger after one whose late and poison rows are filed.
@@ -96,3 +103,14 @@ class LedgerQueue:
                 self._history = [row for row in self._history if row.batch > filed]
             self._history_after = filed
             return list(self._history)
+
+
+def _report_of(query: StreamingQuery, spark_batch: int) -> StreamingQueryProgress | None:
+    """What Spark reported of a batch that is not its last report; None if that is forgotten.
+
+    A query that reads nothing reports each ten seconds, under the number of the batch to come.
+    """
+    for progress in reversed(query.recentProgress):
+        if progress["batchId"] == spark_batch:
+            return progress
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -91,3 +92,60 @@ def test_what_is_filed_is_forgotten_and_what_others_committed_is_read(
     queue.flush(None, 0)
     assert numbers(6) == [7, 8]
     assert numbers(8) == [] == queue._history
+
+
+@dataclass
+class Reporting:
+    """A query that runs, and its reports: by Spark's number of the batch, the rows that it read."""
+
+    reports: list[tuple[int, int]] = field(default_factory=list)
+    isActive: bool = True  # noqa: N815 - Spark's name
+
+    @property
+    def recentProgress(self) -> list[dict[str, Any]]:  # noqa: N802 - Spark's name
+        return [self._report(*one) for one in self.reports]
+
+    @property
+    def lastProgress(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's name
+        return self.recentProgress[-1] if self.reports else None
+
+    def _report(self, batch: int, rows: int) -> dict[str, Any]:
+        measured = {"rows": rows, "poison": 0, "min_event_ms": 1, "max_event_ms": 2}
+        return {"batchId": batch, "observedMetrics": {"source0": measured}, "durationMs": {}}
+
+
+def written(queue: LedgerQueue, query: Reporting, ledger: SlowLedger) -> list[tuple[int, int | None]]:
+    """The batches that are in the ledger after a flush, and how many rows Spark measured of each."""
+    ledger.go_on.set()
+    queue.flush(query, 1)  # type: ignore[arg-type] - a stand-in
+    return [(row.batch, row.input_rows) for row in ledger.rows]
+
+
+def test_the_newest_batch_waits_for_its_report_alone() -> None:
+    """Spark reports a batch after it has run; a row in the ledger is never changed."""
+    ledger = SlowLedger()
+    queue = queue_of(ledger)
+    queue.add(row(1))
+    queue.add(row(2))
+    query = Reporting([(0, 9)])
+    assert written(queue, query, ledger) == [(1, None)]
+    query.reports.append((1, 7))
+    assert written(queue, query, ledger) == [(1, None), (2, 7)]
+
+
+def test_a_query_that_has_become_idle_is_asked_for_the_report_before() -> None:
+    """Its newest report is of the batch to come, and says nothing of the last one: a row would wait until records
+    come again.
+    """
+    ledger = SlowLedger()
+    queue = queue_of(ledger)
+    queue.add(row(3))
+    assert written(queue, Reporting([(2, 7), (3, 0), (3, 0)]), ledger) == [(3, 7)]
+
+
+def test_a_batch_whose_report_is_forgotten_is_written_without_it() -> None:
+    """What is not measured is measured by the audit, which reads the batch."""
+    ledger = SlowLedger()
+    queue = queue_of(ledger)
+    queue.add(row(3))
+    assert written(queue, Reporting([(3, 0)] * 100), ledger) == [(3, None)]
