@@ -132,11 +132,12 @@ def _plant(intervals: Intervals, before: list[dict[str, Any]]) -> None:
         new.sort(key=lambda row: row["window"]["end"], reverse=True)
     deleted, doubled, changed = new[:3]
     keys = pipeline.sink.keys
-    gone = intervals.sink.delete(_condition(deleted, keys))
+    gone = intervals.by_hand(lambda sink: sink.delete(_condition(deleted, keys)))
     if gone["num_deleted_rows"] != 1:
         raise SystemExit(f"One row was to be deleted, and these were: {gone}")
     schema = arrow_dataset(intervals.sink).schema
-    write_deltalake(intervals.sink, pa.Table.from_pylist([doubled], schema=schema), mode="append")
+    copy = pa.Table.from_pylist([doubled], schema=schema)
+    intervals.by_hand(lambda sink: write_deltalake(sink, copy, mode="append"))
     intervals.change(_another_value(changed, keys), _condition(changed, keys))
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
@@ -15,6 +15,7 @@ from support.waiting import wait_until
 from support.workload_harness import Value, Workload
 
 from hindcast.delta.arrow_dataset import arrow_dataset
+from hindcast.delta.commit import until_it_lands
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.run_table import Runs
@@ -22,6 +23,8 @@ from hindcast.stream.shard_runner import ShardRunner
 from hindcast.tables.compaction import compact
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import sink_end
+
+Done = TypeVar("Done")
 
 
 @dataclass
@@ -117,7 +120,11 @@ class Intervals:
 
     def change(self, updates: Mapping[str, str], predicate: str) -> None:
         """A person changes rows of the sink."""
-        self.sink.update(updates=dict(updates), predicate=predicate)
+        self.by_hand(lambda sink: sink.update(updates=dict(updates), predicate=predicate))
+
+    def by_hand(self, commit: Callable[[DeltaTable], Done]) -> Done:
+        """A person commits to the sink, and tries again if the stream was faster."""
+        return until_it_lands(self.sink.table_uri, lambda: commit(self.sink))
 
     def kinds(self, verdict: Mapping[str, Any]) -> dict[str, int]:
         """The unexplained differences by kind, those that there are."""
