@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
 import statistics
 import subprocess
 import sys
@@ -49,8 +48,8 @@ def measure(settings: Settings, folder: Path, load: Workload, pairs: int) -> Ite
         )
     finally:
         side.end()
-    judged: list[tuple[float, float]] = []
-    batch: list[tuple[float, float]] = []
+    judged: list[float] = []
+    batch: list[float] = []
     for number in range(pairs):
         turns = [
             lambda: judged.append(_verdict(side)),
@@ -58,14 +57,13 @@ def measure(settings: Settings, folder: Path, load: Workload, pairs: int) -> Ite
         ]
         for turn in turns if number % 2 == 0 else reversed(turns):
             turn()
-        print(f"pair {number}: {judged[-1][0]:.1f} and {batch[-1][0]:.1f} s", file=sys.stderr)  # noqa: T201 - progress
-    for index, (what, goal) in enumerate((("time", _MOST), ("CPU", None))):
-        yield Figure(f"replay and verdict, {what}", statistics.median(one[index] for one in judged), unit="s")
-        yield Figure(f"batch by hand, {what}", statistics.median(one[index] for one in batch), unit="s")
-        ratios = [mine[index] / other[index] for mine, other in zip(judged, batch, strict=True)]
-        yield Figure(f"ratio of {pairs} pairs, {what}", statistics.median(ratios), goal, "x")
-        yield Figure(f"ratio, {what}, least", min(ratios), unit="x")
-        yield Figure(f"ratio, {what}, greatest", max(ratios), unit="x")
+        print(f"pair {number}: {judged[-1]:.1f} and {batch[-1]:.1f} s", file=sys.stderr)  # noqa: T201 - progress
+    yield Figure("replay and verdict", statistics.median(judged), unit="s")
+    yield Figure("batch by hand", statistics.median(batch), unit="s")
+    ratios = [mine / other for mine, other in zip(judged, batch, strict=True)]
+    yield Figure(f"ratio of {pairs} pairs", statistics.median(ratios), _MOST, "x")
+    yield Figure("ratio, least", min(ratios), unit="x")
+    yield Figure("ratio, greatest", max(ratios), unit="x")
 
 
 def _read(side: Ours) -> int:
@@ -75,37 +73,35 @@ def _read(side: Ours) -> int:
     return sum(ends.values())
 
 
-def _verdict(side: Ours) -> tuple[float, float]:
+def _verdict(side: Ours) -> float:
     command = [sys.executable, "-m", "hindcast.cli.main", "validate", NAME, "--all", "--output", "json"]
-    said, *cost = _timed(command, {**os.environ, **side.settings.environment()})
+    said, seconds = _timed(command, {**os.environ, **side.settings.environment()})
     verdict = json.loads(said)
     expect(verdict["passed"] and verdict["unexplained"] == 0, "the verdict passes")
     expect(verdict["rows_compared"] == len(side.rows()), "it compares every row")
-    return cost[0], cost[1]
+    return seconds
 
 
-def _batch(side: Ours, number: int) -> tuple[float, float]:
+def _batch(side: Ours, number: int) -> float:
     table = side.folder / f"batch-{number}"
     command = [sys.executable, str(_BATCH), "--servers", side.settings.bootstrap_servers]
     command += ["--topic", side.topic, "--table", str(table), "--jars", str(side.settings.spark_jars_dir)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HINDCAST_")}
-    _, *cost = _timed(command, environment)
+    _, seconds = _timed(command, environment)
     expect(len(rows_of_delta(str(table))) >= len(side.rows()), "the batch has every window")
-    return cost[0], cost[1]
+    return seconds
 
 
-def _timed(command: list[str], environment: dict[str, str]) -> tuple[str, float, float]:
-    """What a process says, how long it takes, and its CPU with that of all its children, in seconds."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+def _timed(command: list[str], environment: dict[str, str]) -> tuple[str, float]:
+    """What a process says, and how long it takes, in seconds."""
     began = time.monotonic()
     done = subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
     seconds = time.monotonic() - began
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     if done.returncode:
         raise SystemExit(f"{command} ended with {done.returncode}:\n{done.stderr[-3000:]}")
-    return done.stdout, seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return done.stdout, seconds
 
 
 def main() -> int:

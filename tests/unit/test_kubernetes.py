@@ -31,6 +31,7 @@ def in_a_store(settings: Settings, **changes: Any) -> Settings:
 
 
 def test_the_fleet_has_a_pod_for_each_slot(settings: Settings) -> None:
+    """Each is allowed little, and no pod is added before another has ended."""
     found = objects(kubernetes.workers(in_a_store(settings, workers=3), Pod("hindcast:1", namespace="lake")))
     assert set(found) == {"ConfigMap", "Deployment"}
     deployment = found["Deployment"]
@@ -48,6 +49,7 @@ def test_the_fleet_has_a_pod_for_each_slot(settings: Settings) -> None:
 
 
 def test_pods_get_the_settings_that_differ_and_no_place_of_this_machine(settings: Settings) -> None:
+    """A default of the image's own Hindcast is not written over."""
     own = in_a_store(settings, lease_seconds=30.0, bootstrap_servers="kafka:9093")
     data = objects(kubernetes.workers(own, Pod("hindcast:1")))["ConfigMap"]["data"]
     assert data == {
@@ -62,6 +64,7 @@ def test_pods_get_the_settings_that_differ_and_no_place_of_this_machine(settings
 
 
 def test_what_may_be_secret_comes_from_a_secret_alone(settings: Settings) -> None:
+    """Without a secret the command says what it would lack."""
     own = in_a_store(settings, kafka_password="hunter2", storage_options={"aws_secret_access_key": "hunter2"})
     with pytest.raises(BadInputError, match=r"HINDCAST_STORAGE_OPTIONS, HINDCAST_KAFKA_PASSWORD .*--secret"):
         kubernetes.workers(own, Pod("hindcast:1"))
@@ -72,6 +75,7 @@ def test_what_may_be_secret_comes_from_a_secret_alone(settings: Settings) -> Non
 
 
 def test_tables_of_each_pods_own_are_refused(settings: Settings) -> None:
+    """They stand in a store, or on a volume that all pods mount."""
     with pytest.raises(BadInputError, match=r"Without HINDCAST_TABLES_URL .*--claim"):
         kubernetes.workers(settings, Pod("hindcast:1"))
     local = in_a_store(settings, tables_url="/mnt/lake")
@@ -84,6 +88,7 @@ def test_tables_of_each_pods_own_are_refused(settings: Settings) -> None:
 
 
 def test_a_driver_that_starts_executors_may_do_that_and_is_found_by_them(settings: Settings) -> None:
+    """It has an account with rights to pods, and tells executors the pod's address."""
     own = in_a_store(settings, spark_master="k8s://https://kubernetes.default.svc")
     found = objects(kubernetes.workers(own, Pod("hindcast:1", namespace="lake")))
     assert set(found) == {"ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Deployment"}
@@ -96,6 +101,7 @@ def test_a_driver_that_starts_executors_may_do_that_and_is_found_by_them(setting
 
 
 def test_a_job_runs_one_command_once(settings: Settings) -> None:
+    """Kubernetes does not try it again by itself."""
     arguments = ["validate", "stock_stats", "--all"]
     found = objects(kubernetes.job(in_a_store(settings), Pod("hindcast:1"), "nightly", arguments))["Job"]
     assert found["metadata"]["name"] == "hindcast-nightly"
@@ -108,6 +114,7 @@ def test_a_job_runs_one_command_once(settings: Settings) -> None:
 
 
 def test_the_commands_print_what_kubectl_takes(hindcast: Hindcast, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One object, valid, and nothing else on stdout."""
     for name, url in IN_A_STORE.items():
         monkeypatch.setenv(f"HINDCAST_{name.upper()}", url)
     fleet = hindcast("manifest", "workers", "--image", "hindcast:1")
