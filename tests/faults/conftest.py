@@ -107,7 +107,7 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 
 @pytest.fixture(scope="session")
-def store(request: pytest.FixtureRequest) -> Iterator[S3Server | None]:
+def object_store(request: pytest.FixtureRequest) -> Iterator[S3Server | None]:
     """Where the tables are; None for the local disk."""
     if not request.config.getoption("--store"):
         yield None
@@ -117,14 +117,14 @@ def store(request: pytest.FixtureRequest) -> Iterator[S3Server | None]:
 
 
 @pytest.fixture(scope="session")
-def placed(store: S3Server | None) -> Callable[[Settings], Settings]:
+def placed(object_store: S3Server | None) -> Callable[[Settings], Settings]:
     """Put the tables and checkpoints of settings where this run has them."""
 
     def place(settings: Settings) -> Settings:
-        if store is None:
+        if object_store is None:
             return settings
-        jars.fetch(settings.model_copy(update={"storage_options": store.options}))
-        return in_store(settings, store)
+        jars.fetch(settings.model_copy(update={"storage_options": object_store.options}))
+        return in_store(settings, object_store)
 
     return place
 
