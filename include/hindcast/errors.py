@@ -255,6 +255,13 @@ class PipelineExitedError(HindcastError):
     """
 
 
+class JvmBrokenError(HindcastError):
+    """The JVM of this worker cannot load one of its classes any more ({reason}): a disk was full, say, when
+    the class unpacked its library. No retry in this process would help, so the worker ends. `supervise`
+    starts another one.
+    """
+
+
 class LookupUnavailableError(BadInputError):
     """The lookup {lookup} cannot be read in version {version} from {url}: {problem}. {cure}"""
 

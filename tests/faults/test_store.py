@@ -294,7 +294,7 @@ def small_disk(folder: Path, mebibytes: int) -> Iterator[Path]:
 
 
 @pytest.mark.row("F13")
-@pytest.mark.parametrize("disk", ["tables", "checkpoints", "tmp"])
+@pytest.mark.parametrize("disk", ["tables", "checkpoints", "tmp", "tmp of new workers"])
 def test_a_full_disk(
     broker: Broker,
     topic: str,
@@ -305,28 +305,36 @@ def test_a_full_disk(
     disk: str,
 ) -> None:
     """The disk of the tables, of Spark's checkpoints or of Spark's own files is full for two leases, then
-    freed: all goes on, exactly.
+    freed: all goes on, exactly. New workers have not even unpacked the libraries of their classes yet.
     """
+    folder_name, _, young = disk.partition(" of ")
     fleet = WarmFleet(fleet_settings(settings_factory(), broker.bootstrap_servers), spares=0)
     for own in shape.topics(topic)[1:]:
         ensure_topic(broker.bootstrap_servers, own, PARTITIONS)
     declare(fleet.settings, topic, shards=SHARDS, shape=shape)
     stream = WarmStream(fleet, topic, seed=seed, shape=shape)
-    with small_disk(fleet.settings.home / disk, 192 if disk == "tmp" else 64) as folder:
+    with small_disk(fleet.settings.home / folder_name, 192 if folder_name == "tmp" else 64) as folder:
         try:
             fleet.whole()
+            if young:
+                _fill(folder / "ballast")
             stream.want()
             stream.send_more()
             stream.wait_shared()
-            stream.wait_read()
-            _fill(folder / "ballast")
+            if not young:
+                stream.wait_read()
+                _fill(folder / "ballast")
             stream.send_more(random.Random(seed).randrange(200, 400))
+            if young:
+                wait_until(lambda: stream.events("query_failed"), START_SECONDS, "a query has failed")
             stand_still(2 * LEASE_SECONDS)
             (folder / "ballast").unlink()
             fleet.whole()
             prove(stream, live=False, healing_seconds=HEALING_SECONDS)
             if disk == "checkpoints":
                 assert stream.events("query_failed")
+            for number in range(len(fleet.started)):
+                assert "UnsatisfiedLinkError" not in fleet.log(number).read_text(errors="replace")
         finally:
             fleet.end()
             fleet.history.stop()

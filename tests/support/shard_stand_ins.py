@@ -97,6 +97,7 @@ class Search:
     found: LeftOut = field(default_factory=LeftOut)
     refusal: HindcastError | None = None
     reason: str = "no record raises"
+    failure: BaseException | None = None
     stops: int = 0
 
     def stop(self) -> None:

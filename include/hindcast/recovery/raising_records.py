@@ -200,6 +200,8 @@ class RaisingRecords:
         self.refusal: RaisingRecordsError | None = None
         #: Why no record was found.
         self.reason = ""
+        #: What the search itself has met; None if it came to its end.
+        self.failure: BaseException | None = None
         #: How often the query was run so far.
         self.tries = 0
         self._thread = threading.Thread(target=self._run, name=f"search {batch.shard}", daemon=True)
@@ -233,6 +235,7 @@ class RaisingRecords:
             self.refusal = error
         except Exception as error:  # noqa: BLE001 - whatever Spark, the broker or the store raises
             self.reason = f"the search failed: {name_of_error(error)}"
+            self.failure = error
             _log.warning("The search for records that raise failed.", error=str(error))
         seconds = time.monotonic() - began
         found = count(self.found.excluded)

@@ -11,10 +11,10 @@ from collections.abc import Callable
 import structlog
 from deltalake.exceptions import TableNotFoundError
 
-from hindcast.errors import LeaseLostError, StoreUnavailableError
+from hindcast.errors import JvmBrokenError, LeaseLostError, StoreUnavailableError
 from hindcast.leases.lease import LeaseKey
 from hindcast.shards.held_leases import HeldLeases
-from hindcast.stream.query_errors import PASSING, cause
+from hindcast.stream.query_errors import PASSING, cause, is_jvm_broken
 from hindcast.stream.running_shard import RunningShard
 from hindcast.stream.shard_events import ShardEvents
 
@@ -102,7 +102,9 @@ class AuditPasses:
             message = "Late and poison rows could not be filed; the next pass will."
             _log.warning(message, shard=str(lease.key), reason=str(error))
             return False
-        except Exception as error:  # noqa: BLE001 - whatever Spark raises
+        except Exception as error:  # whatever Spark raises
+            if is_jvm_broken(error):
+                raise JvmBrokenError(reason=cause(error)) from error
             message = f"Late and poison rows of {lease.key} could not be filed: {cause(error)}"
             if self._unfiled.get(lease.key) != message:  # said once, not at each pass
                 self._events.audit_failed(lease, message)

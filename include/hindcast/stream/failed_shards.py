@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from hindcast.clock import Clock
-from hindcast.errors import HindcastError, LeaseLostError
+from hindcast.errors import HindcastError, JvmBrokenError, LeaseLostError
 from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.partitions import Offsets
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ReportedDetail
 from hindcast.stream.query_backoff import QueryBackoff
-from hindcast.stream.query_errors import cause, is_refusal, is_state_lost
+from hindcast.stream.query_errors import cause, is_jvm_broken, is_refusal, is_state_lost
 from hindcast.stream.shard_events import ShardEvents
 from hindcast.stream.shard_topics import ShardTopics
 
@@ -43,7 +43,10 @@ class FailedShards:
         return failure
 
     def give_back(self, lease: Lease, error: BaseException) -> None:
-        """Say why the shard is given back, and give it back."""
+        """Say why the shard is given back, and give it back.
+
+        :raises JvmBrokenError: if no shard can go on in this process
+        """
         if isinstance(error, LeaseLostError):
             self._events.lost(lease)
         elif is_refusal(error):
@@ -57,6 +60,8 @@ class FailedShards:
         # Last: once it is closed the next renewal frees the lease, and a refusal reported after that would be
         # lost.
         self._held.mark_closed(lease.key, lease.epoch)
+        if is_jvm_broken(error):
+            raise JvmBrokenError(reason=cause(error)) from error
 
     def recovered(self, key: LeaseKey) -> None:
         """The shard has committed a batch here: its next failure counts as the first."""

@@ -23,7 +23,7 @@ from hindcast.stream.audit_passes import AuditPasses
 from hindcast.stream.failed_shards import FailedShards
 from hindcast.stream.loaded_pipelines import LoadedPipelines
 from hindcast.stream.query_backoff import QueryBackoff
-from hindcast.stream.query_errors import is_refusal, may_be_of_a_record
+from hindcast.stream.query_errors import is_jvm_broken, is_refusal, may_be_of_a_record
 from hindcast.stream.running_shard import RunningShard
 from hindcast.stream.shard_events import ShardEvents
 from hindcast.stream.shard_runner import ShardRunner
@@ -281,7 +281,10 @@ class ShardSync:
         if not search.found:
             running.search = None
             _log.info("No record is to blame.", shard=str(lease.key), reason=search.reason)
-            self._give_back(running, search.refusal or search.error)
+            cause = search.refusal or search.error
+            if search.failure is not None and is_jvm_broken(search.failure):
+                cause = search.failure
+            self._give_back(running, cause)
             return
         if not self._remove(running):
             return

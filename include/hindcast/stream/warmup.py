@@ -9,6 +9,7 @@ a folder of their own that nobody reads. Only then does the worker take its shar
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 import structlog
 from pyspark.sql import DataFrame, SparkSession
@@ -29,6 +30,17 @@ RECORDS = 200
 BATCHES = 8
 #: More than it ever took; a worker that is stuck here would hold its slot for nothing.
 TIMEOUT_SECONDS = 40.0
+
+
+def load_libraries(spark: SparkSession) -> None:
+    """Have the JVM unpack the native libraries that Spark's files are compressed with, while there is room.
+
+    It tries that at their first use, and only once. If the disk was full then it could never read or write
+    such a file again.
+    """
+    jvm: Any = spark._jvm
+    jvm.org.xerial.snappy.Snappy.getNativeLibraryVersion()
+    jvm.com.github.luben.zstd.Zstd.maxCompressionLevel()
 
 
 def warm_up(spark: SparkSession, installation: Installation, pipeline: Pipeline) -> None:

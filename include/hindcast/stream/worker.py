@@ -40,7 +40,7 @@ from hindcast.stream.shard_creation import ShardCreation
 from hindcast.stream.shard_sync import ShardSync
 from hindcast.stream.start_pace import StartPace
 from hindcast.stream.version_sync import VersionSync
-from hindcast.stream.warmup import warm_up
+from hindcast.stream.warmup import load_libraries, warm_up
 from hindcast.stream.warn_once import WarnOnce
 from hindcast.stream.worker_threads import WorkerThreads
 from hindcast.tables.control_tables import ControlTables
@@ -111,6 +111,7 @@ class Worker:
             settings = self._installation.settings
             spark = session.build(settings, f"hindcast-{self.id}", options=background_compiler.OPTIONS)
             background_compiler.give_way(spark)
+            load_libraries(spark)
             self._rehearse(spark)
             self.coordinator.held.mark_ready()
             main = self.main_loop(spark)

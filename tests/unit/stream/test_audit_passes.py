@@ -8,7 +8,7 @@ import pytest
 from deltalake.exceptions import TableNotFoundError
 from support.shard_stand_ins import FailingAudit, ShardQuery, SlowAudit
 
-from hindcast.errors import LeaseLostError, StoreUnavailableError
+from hindcast.errors import JvmBrokenError, LeaseLostError, StoreUnavailableError
 from hindcast.installation import Installation
 from hindcast.shards import resharding
 from hindcast.shards.held_leases import HeldLeases
@@ -54,6 +54,13 @@ def test_rows_of_a_shard_that_was_given_up_are_filed_by_a_later_pass(installatio
     assert audit.passes == 4
     (event,) = installation.tables.rows(ControlTable.EVENTS)
     assert (event["kind"], bool(event["cure"])) == ("audit_failed", True)
+
+
+def test_a_pass_in_a_broken_jvm_ends_the_worker(installation: Installation) -> None:
+    """Each further pass would fail, too, and a shard that was given up might never be taken again."""
+    worker = Settling(installation, FailingAudit(RuntimeError("java.lang.UnsatisfiedLinkError: no zstd")))
+    with pytest.raises(JvmBrokenError):
+        worker.passes.run()
 
 
 def test_a_shard_that_is_given_up_again_and_again_costs_one_pass(installation: Installation) -> None:

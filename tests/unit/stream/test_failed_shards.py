@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.shard_stand_ins import FailingAudit
 
-from hindcast.errors import LeaseLostError, OffsetsLostError
+from hindcast.errors import JvmBrokenError, LeaseLostError, OffsetsLostError
 from hindcast.installation import Installation
 from hindcast.shards.shard_row import REFUSED, ShardDetail
 from hindcast.stream.shard_topics import ShardTopics
@@ -56,6 +56,21 @@ def test_a_shard_whose_state_is_lost_is_marked_as_damaged(
     shard.coordinator.renew()
     row = store.read().leases[shard.lease.key]
     assert "CANNOT_LOAD_STATE_STORE" in ShardDetail.of(row).damaged
+
+
+def test_a_worker_whose_jvm_is_broken_ends(
+    shard_factory: Callable[..., Any], installation: Installation
+) -> None:
+    """Its shards would fail for ever in it. It says so, and their leases are free for others."""
+    shard = shard_factory(FailingAudit())
+    shard.start()
+    shard.query.failure = RuntimeError(
+        "java.lang.NoClassDefFoundError: Could not initialize class org.xerial.snappy.Snappy"
+    )
+    with pytest.raises(JvmBrokenError, match="snappy"):
+        shard.sync.tick()
+    assert kinds(installation) == ["query_failed", "shard_taken"]
+    assert not shard.coordinator.held.holds(shard.lease.key, shard.lease.epoch)
 
 
 def test_a_shard_that_another_worker_has_is_only_said_to_be_lost(

@@ -11,7 +11,7 @@ from hindcast.errors import (
     RegistryUnavailableError,
     StoreUnavailableError,
 )
-from hindcast.stream.query_errors import cause, is_refusal, is_state_lost, may_be_of_a_record
+from hindcast.stream.query_errors import cause, is_jvm_broken, is_refusal, is_state_lost, may_be_of_a_record
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,23 @@ def test_what_spark_says_of_lost_state_is_known(error: str) -> None:
 def test_an_error_of_a_users_code_is_no_lost_state() -> None:
     """The shard is only started again."""
     assert not is_state_lost(ValueError("no such column"))
+
+
+@pytest.mark.parametrize(
+    ("error", "broken"),
+    [
+        ("java.lang.UnsatisfiedLinkError: no snappyjava in java.library.path", True),
+        ("java.lang.NoClassDefFoundError: Could not initialize class org.xerial.snappy.Snappy", True),
+        ("java.lang.NoClassDefFoundError: org/example/InAJarThatIsNotThere", False),
+        ("java.io.IOException: No space left on device", False),
+    ],
+)
+def test_a_class_whose_first_use_failed_is_broken_for_good(error: str, broken: bool) -> None:
+    """A class that is not there at all is a mistake of the deployment, and another process would lack it,
+    too. No record is to blame for either.
+    """
+    assert is_jvm_broken(RuntimeError(error)) is broken
+    assert may_be_of_a_record(RuntimeError(error)) is not broken
 
 
 def test_a_registry_that_is_away_is_no_error_of_a_record() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.shard_stand_ins import FailingAudit, Search
 
-from hindcast.errors import OffsetGapError, RaisingRecordsError
+from hindcast.errors import JvmBrokenError, OffsetGapError, RaisingRecordsError
 from hindcast.installation import Installation
 from hindcast.leases.lease import LeaseKey
 from hindcast.recovery.raising_records import FailedBatch, LeftOut
@@ -96,6 +96,19 @@ def test_a_shard_is_given_back_if_no_record_is_to_blame(
     assert not shard.sync.any
     assert not shard.coordinator.held.holds(shard.lease.key, shard.lease.epoch)
     assert "query_failed" in kinds(installation)
+
+
+def test_a_search_in_a_broken_jvm_ends_the_worker(
+    shard_factory: Callable[..., Any], searches: list[tuple[FailedBatch, Search]]
+) -> None:
+    """Every later search in it would fail as well, so the shard would stand still for ever."""
+    shard = shard_factory(FailingAudit())
+    failed(shard)
+    searches[0][1].failure = RuntimeError("java.lang.UnsatisfiedLinkError: no snappyjava")
+    searches[0][1].ended = True
+    with pytest.raises(JvmBrokenError):
+        shard.sync.tick()
+    assert not shard.coordinator.held.holds(shard.lease.key, shard.lease.epoch)
 
 
 def test_a_shard_waits_for_an_operator_if_too_many_raise(

@@ -21,7 +21,7 @@ from hindcast.shards.coordinator import LeaseCoordinator
 from hindcast.shards.desired_state import DesiredStates
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.spark import background_compiler, session
-from hindcast.stream import main_loop, worker_threads
+from hindcast.stream import main_loop, worker, worker_threads
 from hindcast.stream.audit_passes import AuditPasses
 from hindcast.stream.worker import Worker
 from hindcast.tables.table_names import ControlTable
@@ -68,6 +68,7 @@ def made(audited: Installation, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker without Spark that holds no shard."""
     monkeypatch.setattr(session, "build", lambda *_, **__: SimpleNamespace())
     monkeypatch.setattr(background_compiler, "give_way", lambda _: None)
+    monkeypatch.setattr(worker, "load_libraries", lambda _: None)
     monkeypatch.setattr(main_loop, "TICK_SECONDS", 0.05)
     found = Worker(audited, FakeClock())
     found.threads.woken = Impatient()
