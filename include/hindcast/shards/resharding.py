@@ -327,6 +327,11 @@ def reading(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]
     return parents + newest
 
 
+def served(leases: Iterable[Lease], pipeline: str, version: int) -> bool:
+    """Whether a worker owns a shard of the version."""
+    return any(lease.lease_owner for lease in of_version(leases, pipeline, version))
+
+
 def of_version(leases: Iterable[Lease], pipeline: str, version: int) -> list[Lease]:
     """The shards of one version of a pipeline, in the order of their names."""
     found = []

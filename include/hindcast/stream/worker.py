@@ -190,9 +190,13 @@ class Worker:
         return held_here or self._backoff.over(lease.key, self._clock.monotonic())
 
     def _rehearse(self, spark: SparkSession) -> None:
-        """Load and compile what the first use needs, before shards wait for it."""
+        """Load and compile what the first use needs, while others serve the shards.
+
+        A pipeline that nobody serves stands still: its first batch teaches the JVM as much.
+        """
         try:
-            rows = rows_of(self._installation.lease_table.leases())
+            leases = self._installation.lease_table.leases()
+            rows = rows_of(leases)
             running = [row for row in rows if row.state == DesiredState.RUNNING]
         except StoreUnavailableError as error:
             _log.warning(
@@ -202,7 +206,9 @@ class Worker:
         for row in running:
             for version in row.wanted_versions:
                 self.threads.come_round()
-                if self._deployed.has(row.pipeline, version) and not self.threads.stop.is_set():
+                if self.threads.stop.is_set() or not self._deployed.has(row.pipeline, version):
+                    continue
+                if resharding.served(leases, row.pipeline, version):
                     warm_up(spark, self._installation, self._deployed.of(row.pipeline, version))
         self.threads.come_round()
 

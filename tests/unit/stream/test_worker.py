@@ -50,6 +50,17 @@ class Store(MemoryStore):
         return list(self.read().leases.values())
 
 
+def _declared(settings: Settings, folder: Path, shards: int) -> Installation:
+    """An installation of one pipeline that is wanted and has these shards, with leases in memory."""
+    (folder / "p.py").write_text(MODULE.format(topic="t", name="p", version=1, shards=shards))
+    installation: Any = Installation(settings)
+    store = installation.lease_table = Store()
+    DesiredStates(store).declare(installation.catalog["p"], settings.workers)
+    resharding.create(store, "p", 1, shards, dict.fromkeys(range(shards), 0))
+    found: Installation = installation
+    return found
+
+
 def _broken(*_: object) -> None:
     raise TypeError("this was not thought of")
 
@@ -133,12 +144,8 @@ def test_a_worker_takes_no_more_shards_than_it_can_start_in_half_a_lease(
     settings_factory: Callable[..., Settings], tmp_path: Path
 ) -> None:
     """Its coordinator goes by its pace: a start takes a second, until one was measured."""
-    (tmp_path / "p.py").write_text(MODULE.format(topic="t", name="p", version=1, shards=20))
-    installation: Any = Installation(settings_factory(lease_seconds=6.0, pipelines_dir=tmp_path))
-    store = installation.lease_table = Store()
-    DesiredStates(store).declare(installation.catalog["p"], 1)
-    resharding.create(store, "p", 1, 20, dict.fromkeys(range(20), 0))
-    worker = Worker(installation, FakeClock())
+    settings = settings_factory(lease_seconds=6.0, workers=1, pipelines_dir=tmp_path)
+    worker = Worker(_declared(settings, tmp_path, 20), FakeClock())
     assert worker.coordinator.acquire_slot(lambda _: False)
     worker.coordinator.held.mark_ready()
     gained = [lease for lease in worker.coordinator.renew().gained if lease.status_type == "shard"]
@@ -147,3 +154,29 @@ def test_a_worker_takes_no_more_shards_than_it_can_start_in_half_a_lease(
     for lease in gained:
         worker.coordinator.held.mark_started(lease.key, lease.epoch)
     assert len(worker.coordinator.renew().gained) == 3
+
+
+def test_a_worker_rehearses_only_what_others_serve_meanwhile(
+    settings_factory: Callable[..., Settings], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shard that nobody serves stands still: a rehearsal would only make it wait."""
+    rehearsed: list[str] = []
+    monkeypatch.setattr(session, "build", lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(background_compiler, "give_way", lambda _: None)
+    monkeypatch.setattr(worker, "load_libraries", lambda _: None)
+    monkeypatch.setattr(worker, "warm_up", lambda _, __, pipeline: rehearsed.append(pipeline.name))
+
+    def end(_: object) -> None:
+        raise InterruptedError
+
+    monkeypatch.setattr(HeldLeases, "mark_ready", end)  # what a worker does after its rehearsal
+    installation = _declared(settings_factory(workers=3, pipelines_dir=tmp_path), tmp_path, 1)
+    with pytest.raises(InterruptedError):
+        Worker(installation, FakeClock()).run()
+    assert rehearsed == []
+    store = installation.lease_table
+    (shard,) = resharding.of_version(store.leases(), "p", 1)
+    store.commit(store.read(), [shard.given_to("another", state=shard.state)])
+    with pytest.raises(InterruptedError):
+        Worker(installation, FakeClock()).run()
+    assert rehearsed == ["p"]
