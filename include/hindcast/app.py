@@ -570,10 +570,11 @@ class InstalledPipeline:
         """
         return self.run(self.request(run_id=run_id, **range_))
 
-    def run(self, request: ReplayRequest, *, tried_again: bool = False) -> Replayed:
+    def run(self, request: ReplayRequest, *, tried_again: bool = False, is_judged: bool = False) -> Replayed:
         """Replay what is requested; see :meth:`replay`.
 
         :param tried_again: whether the caller asks again if the stream is not that far yet
+        :param is_judged: whether its verdict follows: what that needs is loaded meanwhile
         """
         from hindcast.replay.run_replay import run_replay
         from hindcast.verdict.expectations import check_types
@@ -584,6 +585,8 @@ class InstalledPipeline:
             named = replace(named, run_id=new_run_id(self.name, datetime.now(UTC)))
 
         def session() -> SparkSession:
+            if is_judged:
+                _import_great_expectations_meanwhile()
             return self._session(named.run_id)
 
         return run_replay(
@@ -605,10 +608,9 @@ class InstalledPipeline:
         :returns: a verdict that does not hold is returned, too: its ``passed`` is False
         :raises UnknownRunError: if no replay of that id has succeeded
         """
-        # Great Expectations takes some seconds to import; meanwhile Spark starts and compares.
-        importing = threading.Thread(target=_import_great_expectations, daemon=True)
-        importing.start()
         from hindcast.verdict.judge import judge
+
+        _import_great_expectations_meanwhile()
 
         def session() -> SparkSession:
             return self._session(run_id)
@@ -624,7 +626,7 @@ class InstalledPipeline:
 
     def validate(self, *, run_id: str = "", **range_: Unpack[RangeFields]) -> Row:
         """Replay a range and judge the stream by it; see :meth:`replay` and :meth:`judge`."""
-        done = self.replay(run_id=run_id, **range_)
+        done = self.run(self.request(run_id=run_id, **range_), is_judged=True)
         return self.judge(done.run_id)
 
     def correct(self, run_id: str) -> Row:
@@ -759,5 +761,11 @@ class InstalledPipeline:
         return self._hindcast.spark("hindcast-versions", quick=lambda: True)
 
 
-def _import_great_expectations() -> None:
-    importlib.import_module("great_expectations")
+def _import_great_expectations_meanwhile() -> None:
+    """It takes some seconds, in which the JVM starts. Later it would take Python from the thread that builds
+    a comparison: each call of the JVM would wait.
+    """
+    importing = threading.Thread(
+        target=importlib.import_module, args=("great_expectations",), daemon=True, name="import"
+    )
+    importing.start()

@@ -30,8 +30,8 @@ ULP = 2.0**-52
 
 @pytest.fixture
 def compared(spark: SparkSession) -> Compare:
-    """Compare the rows of a stream with those of both answers; hindsight says what the online answer says if
-    it is not given.
+    """Compare the rows of a stream with those of both answers; hindsight is known to say what the online
+    answer says if it is not given.
     """
 
     def make(
@@ -43,15 +43,14 @@ def compared(spark: SparkSession) -> Compare:
         late: Rows | None = None,
         **declared: Any,
     ) -> Comparison:
-        if hindsight is None:
-            hindsight = online
         late_rows = None
         if late is not None:
             late_rows = spark.createDataFrame(list(late), "end_ms long, late_rows long")
+        answer = spark.createDataFrame(list(online), schema)
         sides = Sides(
             stream=spark.createDataFrame(list(stream), schema),
-            online=spark.createDataFrame(list(online), schema),
-            hindsight=spark.createDataFrame(list(hindsight), schema),
+            online=answer,
+            hindsight=answer if hindsight is None else spark.createDataFrame(list(hindsight), schema),
             keys=keys,
             late=late_rows,
             **declared,
@@ -104,6 +103,7 @@ def test_whole_rows_are_compared_if_a_key_has_several(compared: Compare) -> None
         expected |= {(key, kind): count for kind, count in differ.items()}
         rows += max(len(here), len(there))
     found = compared("key string, value int", ["key"], stream, online)
+    assert compared("key string, value int", ["key"], stream, online, online) == found
     named = Counter((json.loads(sample.keys)["key"], sample.kind.value) for sample in found.samples)
     assert named == expected
     assert rows_that_differ(found) == {"changed": 7, "missing": 3, "doubled": 2, "extra": 2}

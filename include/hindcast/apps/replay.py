@@ -79,7 +79,8 @@ def _replay(asked: argparse.Namespace, hindcast: Hindcast) -> dict[str, Any]:
         pipeline=asked.pipeline, run_id=asked.run_id, version=asked.version, **range_
     )
     pipeline = hindcast.pipeline(asked.pipeline, asked.version)
-    done = pipeline.run(request, tried_again=asked.tried_again)
+    is_judged = asked.command != "hindcast"
+    done = pipeline.run(request, tried_again=asked.tried_again, is_judged=is_judged)
     if asked.command == "hindcast":
         return done.as_dict()
     policy = None

@@ -100,10 +100,9 @@ def run_batch(
             dead_letters=counted.dead_letters,
             late_rows=counted.late_rows,
         )
+        some_side_rows = counted.poison_read + counted.late_rows + counted.late_judged_rows > 0
         side_rows = _side_rows(rows, pipeline, plan)
-        if counted.poison_read + counted.late_rows + counted.late_judged_rows == 0:
-            side_rows = spark.createDataFrame([], side_rows.schema)
-        _write(settings, side_rows, side_rows_url(settings, plan.pipeline, run_id))
+        _write(settings, side_rows, side_rows_url(settings, plan.pipeline, run_id), empty=not some_side_rows)
         some_late = counted.late_judged_rows > 0
         with _answers(spark, settings, pipeline, plan, rows, topics, run_id, some_late=some_late) as (
             hindsight,
@@ -112,7 +111,7 @@ def run_batch(
             written = _write(settings, _together(pipeline, hindsight, online), url, by=ANSWER)
     output_rows = sum(file.rows for file in written if file.partition[ANSWER] == Answer.HINDSIGHT)
     _log.info("Wrote the hindcast.", run_id=run_id, url=url)
-    return replace(counted, output_rows=output_rows)
+    return replace(counted, output_rows=output_rows, one_answer=online is None)
 
 
 @contextmanager
@@ -357,9 +356,13 @@ def write_answer(settings: Settings, plan: ReplayPlan, run_id: str, frame: DataF
     return sum(file.rows for file in written)
 
 
-def _write(settings: Settings, frame: DataFrame, url: str, by: str = "") -> list[files.DataFile]:
+def _write(
+    settings: Settings, frame: DataFrame, url: str, by: str = "", *, empty: bool = False
+) -> list[files.DataFile]:
     """Replace the table's content by the frame. Executors write files, and one commit names them, as in the
     sink.
+
+    :param empty: the frame is known to have no rows, so that nothing need be computed
     """
     options = settings.storage_options
     schema = query_signature.table_schema(frame)
@@ -367,7 +370,9 @@ def _write(settings: Settings, frame: DataFrame, url: str, by: str = "") -> list
     table = DeltaTable.create(
         url, schema, mode="overwrite", partition_by=partitions, storage_options=options or None
     )
-    written = parquet_writer.write_files(frame, url, options, "part", by=by)
+    written: list[files.DataFile] = []
+    if not empty:
+        written = parquet_writer.write_files(frame, url, options, "part", by=by)
     table.create_write_transaction(
         [file.as_action() for file in written], "overwrite", table.schema(), partitions
     )

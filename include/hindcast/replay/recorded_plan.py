@@ -19,7 +19,8 @@ class Counted:
     Rows before the plan's start are read for their windows only. They count in ``rows_read``,
     ``judged_rows``, ``late_judged_rows``, ``pairs`` and ``poison_read``, and nowhere else. ``pairs`` are
     (row, judged window). ``late_rows`` were late for any window. ``output_rows`` are those of the answer in
-    hindsight. ``poison_read``: of the rows that were read, those that are poison.
+    hindsight. ``poison_read``: of the rows that were read, those that are poison. ``one_answer``: the online
+    answer is known to be the one in hindsight.
     """
 
     rows_read: int
@@ -35,6 +36,7 @@ class Counted:
     latency_p95_seconds: float | None
     reasons: dict[str, int] = field(default_factory=dict)
     poison_read: int = 0
+    one_answer: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

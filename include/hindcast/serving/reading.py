@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+from deltalake import DeltaTable
 
-from hindcast.delta.arrow_dataset import arrow_dataset
+from hindcast.clock import utc_from_ms
+from hindcast.delta.arrow_dataset import arrow_dataset, may_meet_all
 from hindcast.delta.older_log import is_in_older_log, open_version
 from hindcast.delta.open_table import find_table
 from hindcast.errors import BadInputError
@@ -22,7 +24,7 @@ from hindcast.pipeline import Pipeline
 from hindcast.serving.corrected_windows import RUN_ID, WINDOW_END, Corrected, Corrections
 from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout, rollouts
-from hindcast.tables.sink_files import files_of
+from hindcast.tables.sink_files import files_of, hides_rows
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -75,11 +77,24 @@ class Reading:
             return None
         return self.earlier[-1].to_ms
 
-    def spark(self, session: SparkSession) -> DataFrame:
-        """The view as a Spark frame. The session must have Delta (see :mod:`hindcast.spark.session`)."""
+    def spark(self, session: SparkSession, ends_ms: tuple[int, int] | None = None) -> DataFrame:
+        """The view as a Spark frame. The session must have Delta (see :mod:`hindcast.spark.session`).
+
+        :param ends_ms: only the windows that end after the first of these and not after the second
+        """
         from pyspark.sql import functions as F
 
-        own = self._spark(session)
+        every = self._all_versions(session, ends_ms)
+        if ends_ms is None:
+            return every
+        after_ms, to_ms = ends_ms
+        end_us = F.unix_micros("window.end")
+        return every.where((end_us > after_ms * 1000) & (end_us <= to_ms * 1000))
+
+    def _all_versions(self, session: SparkSession, ends_ms: tuple[int, int] | None) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        own = self._spark(session, ends_ms)
         if self._after_ms is None:
             return own
         end_us = F.unix_micros("window.end")
@@ -91,11 +106,11 @@ class Reading:
         columns = [F.col(f"`{name}`") for name in own.columns]
         return every.select(*columns)
 
-    def _spark(self, session: SparkSession) -> DataFrame:
-        """The windows of this version, corrected."""
+    def _spark(self, session: SparkSession, ends_ms: tuple[int, int] | None) -> DataFrame:
+        """The windows of this version, corrected; with bounds, at least those within them."""
         from pyspark.sql import functions as F
 
-        stream = self._stream(session)
+        stream = self._stream(session, ends_ms)
         stream = stream.withColumn(RUN_ID, F.lit(None).cast("string"))
         if not self.corrected.ranges:
             return stream
@@ -105,14 +120,20 @@ class Reading:
         corrected = corrections.where(self._inside(F.col(WINDOW_END)))
         return kept.unionByName(corrected.select(*columns))
 
-    def _stream(self, session: SparkSession) -> DataFrame:
-        """The stream's own table at the version."""
-        if not is_in_older_log(self.sink_url, self.sink_version):
-            return _delta_frame(session, self.sink_url, self.sink_version)
-        from hindcast.spark.delta_files import read_files
+    def _stream(self, session: SparkSession, ends_ms: tuple[int, int] | None) -> DataFrame:
+        """The stream's own table at the version; with bounds, at least the windows within them."""
+        from hindcast.spark.delta_files import FEW_FILES, read_files
 
-        files = files_of(open_version(self.sink_url, self.storage_options, self.sink_version))
-        return read_files(session, self.sink_url, files.schema, sorted(files.paths))
+        table = open_version(self.sink_url, self.storage_options, self.sink_version)
+        if is_in_older_log(self.sink_url, self.sink_version):
+            paths = sorted(files_of(table).paths)
+        elif ends_ms is None or hides_rows(table):
+            return _delta_frame(session, self.sink_url, self.sink_version)
+        else:
+            paths = files_with_windows(table, *ends_ms)
+            if len(paths) > FEW_FILES:
+                return _delta_frame(session, self.sink_url, self.sink_version)
+        return read_files(session, self.sink_url, table.schema().to_json(), paths)
 
     def arrow(self) -> pa.Table:
         """The view as one Arrow table."""
@@ -221,6 +242,14 @@ def _pinned(installation: Installation, name: str, rollout: Rollout | None) -> R
         after_ms = one.to_ms
     active = Reading.pin(settings, found.of(name, rollout.active))
     return replace(active, earlier=tuple(parts))
+
+
+def files_with_windows(table: DeltaTable, after_ms: int, to_ms: int) -> list[str]:
+    """The files of a sink that may have a window which ends after the one instant and not after the other."""
+    files = pa.table(table.get_add_actions(flatten=True))
+    within = [("window.end", ">", utc_from_ms(after_ms)), ("window.end", "<=", utc_from_ms(to_ms))]
+    found: list[str] = files.filter(may_meet_all(files, [within]))["path"].to_pylist()
+    return sorted(found)
 
 
 def _delta_frame(session: SparkSession, url: str, version: int) -> DataFrame:

@@ -3,7 +3,8 @@
 A fresh JVM needs ten times as long for its first batch: it loads classes, compiles the query and starts
 Python workers. If a worker took a shard in that state, the shard would stand still. So the worker first runs
 the same query over the topic's last records, in a few small batches, and a pass of the audit. Both write into
-a folder of their own that nobody reads. Only then does the worker take its share of the shards.
+a folder of their own that nobody reads. Only then does the worker take its share of the shards. A pipeline
+that nobody serves meanwhile is not rehearsed: its shards stand still anyway.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from functools import reduce
 from operator import or_
 from typing import Any
 
-from pyspark.sql import Column, DataFrame, Row, Window
+from pyspark.sql import Column, DataFrame, GroupedData, Row, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, NumericType, StructType
 
@@ -119,6 +119,9 @@ class Comparison:
 class Sides:
     """The three frames, with the same columns.
 
+    ``hindsight``: the same frame as ``online`` if both answers are known to be the same. It is then read
+    once.
+
     ``late``: a window's ``end_ms`` and the ``late_rows`` it had; None without windows.
 
     ``foresight``: hindsight may differ without any late row, because it knows what came later.
@@ -136,6 +139,11 @@ class Sides:
     tolerance: Mapping[str, float] = field(default_factory=dict)
     ratio_bound: Mapping[str, float] = field(default_factory=dict)
 
+    @property
+    def has_one_answer(self) -> bool:
+        """Whether the answer in hindsight is the online one."""
+        return self.hindsight is self.online
+
 
 def compare(sides: Sides, samples: int) -> Comparison:
     """Count every difference. Keep up to ``samples`` rows of them: unexplained ones first, then those beyond
@@ -145,28 +153,34 @@ def compare(sides: Sides, samples: int) -> Comparison:
     values = [column for column in sides.online.columns if column not in keys]
     kinds = {name: sides.online.schema[name].dataType for name in values}
     all_rows = _all_rows(sides, keys, kinds)
+    found = _by_key(all_rows, sides, keys, kinds)
+    totals = _totals_of(found, sides, keys, kinds)
     with ExitStack() as caches:
-        found = caches.enter_context(cached(_by_key(all_rows, sides, keys, kinds)))
-        totals = _totals_of(found, sides, keys, kinds)
         # Rows without values are equal if their keys are: then their number says all.
         if kinds and totals["several"]:
+            found = caches.enter_context(cached(found))
             row_by_row = _row_by_row(all_rows, found.where(_several()), sides, keys, kinds)
             row_by_row = caches.enter_context(cached(row_by_row))
             found = found.where(~_several()).unionByName(row_by_row)
             totals = _totals_of(found, sides, keys, kinds)
-        different = found.where("unexplained OR explained OR rounding OR nondeterministic OR beyond_bound")
-        order = [
-            F.col("unexplained").desc(),
-            F.col("nondeterministic").desc(),
-            F.col("beyond_bound").desc(),
-            F.col("rounding").desc(),
-            F.col("keys"),
-        ]
-        rows = different.orderBy(*order).limit(samples).collect()
-    kept: list[Difference] = []
-    for row in rows:
-        kept.extend(_samples(row))
+        kept: list[Difference] = []
+        if totals["different"]:
+            for row in _most_telling(found, keys, samples):
+                kept.extend(_samples(row))
     return _comparison(totals, sides, kinds, tuple(kept))
+
+
+def _most_telling(found: DataFrame, keys: list[str], most: int) -> list[Row]:
+    """The rows that differ, as many as are kept, with their keys as JSON."""
+    as_json = F.to_json(F.struct(*_columns(keys)), {"ignoreNullFields": "false"})
+    order = [
+        F.col("unexplained").desc(),
+        F.col("nondeterministic").desc(),
+        F.col("beyond_bound").desc(),
+        F.col("rounding").desc(),
+        F.col("keys"),
+    ]
+    return found.where("different").withColumn("keys", as_json).orderBy(*order).limit(most).collect()
 
 
 def _all_rows(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> DataFrame:
@@ -174,15 +188,16 @@ def _all_rows(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> Data
     frames = [
         _one_side(_STREAM, sides.stream, key_types, kinds),
         _one_side(_ONLINE, sides.online, key_types, kinds),
-        _one_side(_HINDSIGHT, sides.hindsight, key_types, kinds),
     ]
+    if not sides.has_one_answer:
+        frames.append(_one_side(_HINDSIGHT, sides.hindsight, key_types, kinds))
     return reduce(DataFrame.unionByName, frames)
 
 
 def _by_key(all_rows: DataFrame, sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> DataFrame:
     """One row a key: its rows on each side, how many came late, and how the sides differ."""
-    grouped = all_rows.groupBy(*_columns(keys)).agg(*_measures())
-    return _classified(grouped, sides, keys, kinds, rows_of_key=F.col("n_o"))
+    grouped = _measured(all_rows.groupBy(*_columns(keys)), sides, kinds)
+    return _judged(_with_late_rows(grouped, sides.late), sides, kinds, rows_of_key=F.col("n_o"))
 
 
 def _row_by_row(
@@ -191,27 +206,21 @@ def _row_by_row(
     """The same for the keys of ``coarse``, with a row for each number of a key."""
     key = F.struct(*_columns(keys)).alias("_key")
     rows = all_rows.select(key, "_side", "_row").join(coarse.select(key), "_key", "left_semi")
-    numbered = number_rows(rows, kinds, _STREAM, (_ONLINE, _HINDSIGHT), sides.tolerance)
-    grouped = numbered.groupBy("_key", "_number").agg(*_measures())
+    answers = [_ONLINE]
+    if not sides.has_one_answer:
+        answers.append(_HINDSIGHT)
+    numbered = number_rows(rows, kinds, _STREAM, answers, sides.tolerance)
+    grouped = _measured(numbered.groupBy("_key", "_number"), sides, kinds)
     rows_of_key = F.sum("n_o").over(Window.partitionBy("_key"))
     grouped = grouped.withColumn("_rows_of_key", rows_of_key).select("_key.*", "*")
-    found = _classified(grouped, sides, keys, kinds, rows_of_key=F.col("_rows_of_key"))
+    with_late_rows = _with_late_rows(grouped, sides.late)
+    found = _judged(with_late_rows, sides, kinds, rows_of_key=F.col("_rows_of_key"))
     return found.drop("_key", "_number", "_rows_of_key")
 
 
 def _several() -> Column:
     """Whether the key has several rows on a side."""
     return F.greatest(F.col("n_s"), F.col("n_o"), F.col("n_h")) > 1
-
-
-def _classified(
-    grouped: DataFrame, sides: Sides, keys: list[str], kinds: dict[str, DataType], *, rows_of_key: Column
-) -> DataFrame:
-    """With the keys as JSON, how many rows came late, and how the sides differ."""
-    with_late_rows = _with_late_rows(grouped, sides.late)
-    as_json = F.to_json(F.struct(*_columns(keys)), {"ignoreNullFields": "false"})
-    named = with_late_rows.withColumn("keys", as_json)
-    return _judged(named, sides, kinds, rows_of_key)
 
 
 def _columns(names: list[str]) -> list[Column]:
@@ -259,12 +268,26 @@ def _holds_a_map(kind: DataType) -> bool:
     return False
 
 
-def _measures() -> Iterator[Column]:
-    """How many rows each side has, and the least of them."""
-    for side in (_STREAM, _ONLINE, _HINDSIGHT):
-        is_of_side = F.col("_side") == side
-        yield F.count_if(is_of_side).alias(f"n_{side}")
-        yield F.min(F.when(is_of_side, F.col("_row"))).alias(f"{side}_row")
+def _measured(groups: GroupedData, sides: Sides, kinds: Mapping[str, DataType]) -> DataFrame:
+    """How many rows each side has in a group, and its row; of several rows the least value of each column."""
+    hindsight = _HINDSIGHT
+    if sides.has_one_answer:
+        hindsight = _ONLINE
+    measures: list[Column] = []
+    for name, side in ((_STREAM, _STREAM), (_ONLINE, _ONLINE), (_HINDSIGHT, hindsight)):
+        rows = F.count_if(F.col("_side") == side)
+        measures.append(rows.alias(f"n_{name}"))
+        measures.append(F.when(rows > 0, _least(side, kinds)).alias(f"{name}_row"))
+    return groups.agg(*measures)
+
+
+def _least(side: str, kinds: Mapping[str, DataType]) -> Column:
+    """The least value of each column, as one struct.
+
+    Column by column: Spark keeps the least of numbers in a hash table, but sorts for the least of structs.
+    """
+    values = [F.min(F.when(F.col("_side") == side, F.col("_row")[name])).alias(name) for name in kinds]
+    return F.struct(F.lit(1).alias("_one"), *values)
 
 
 def _with_late_rows(grouped: DataFrame, late: DataFrame | None) -> DataFrame:
@@ -286,7 +309,9 @@ def _judged(grouped: DataFrame, sides: Sides, kinds: dict[str, DataType], rows_o
     in_online = F.col("n_o")
     in_hindsight = F.col("n_h")
     online = _states(kinds, sides.tolerance, _ONLINE)
-    hindsight = _states(kinds, sides.tolerance, _HINDSIGHT)
+    hindsight = online
+    if not sides.has_one_answer:
+        hindsight = _states(kinds, sides.tolerance, _HINDSIGHT)
 
     in_stream_and_online = (in_stream > 0) & (in_online > 0)
     in_stream_and_hindsight = (in_stream > 0) & (in_hindsight > 0)
@@ -319,12 +344,14 @@ def _judged(grouped: DataFrame, sides: Sides, kinds: dict[str, DataType], rows_o
     only_hindsight_differs = F.col("hindsight_differs") & ~F.col("unexplained")
     explained = only_hindsight_differs & may_differ
     nondeterministic = only_hindsight_differs & ~F.col("explained")
+    different = _any([F.col(name) for name in ("unexplained", "explained", "rounding", "beyond_bound")])
     return (
         grouped.withColumns(columns)
         .withColumns(counts)
         .withColumn("unexplained", unexplained)
         .withColumn("explained", explained)
         .withColumn("nondeterministic", nondeterministic)
+        .withColumn("different", different | F.col("nondeterministic"))
     )
 
 
@@ -386,7 +413,7 @@ def _totals(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> Iterat
     yield F.sum(F.greatest("n_s", "n_o")).alias("rows_compared")
     for name in ("missing", "extra", "doubled", "held", "n_h"):
         yield F.sum(name).alias(name)
-    for name in ("changed", "rounding", "explained", "nondeterministic"):
+    for name in ("changed", "rounding", "explained", "nondeterministic", "different"):
         yield F.count_if(F.col(name)).alias(name)
     yield F.count_if(F.col("unexplained") & (F.col("late_rows") > 0)).alias("unexplained_late")
     for name in kinds:

@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 import structlog
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from hindcast.clock import utc_from_ms
@@ -33,6 +33,7 @@ from hindcast.replay.run_table import Runs
 from hindcast.serving.reading import Reading
 from hindcast.settings import Settings
 from hindcast.shards.active_version import rollouts
+from hindcast.spark.delta_files import read_partition
 from hindcast.spark.kafka_source import without_deleted
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
@@ -194,8 +195,7 @@ def _unstable(spark: SparkSession, installation: Installation, pipeline: Pipelin
     """
     settings = installation.settings
     rows = _recorded(installation.ledger, pipeline, case)
-    answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
-    first = answers.where(F.col(ANSWER) == Answer.ONLINE.value).drop(ANSWER)
+    first = _answer(spark, settings, pipeline, case.run_id, Answer.ONLINE)
     proof = proof_of(settings, case.run_id, case.plan)
     with batches_of_range(spark, settings, pipeline, case.plan, rows, proof) as recorded:
         second = recorded.run()
@@ -220,9 +220,12 @@ def _compare(
     :raises BadInputError: if a key column cannot be compared
     :raises PipelineError: if a bound is of a column that is no number of the result
     """
-    answers = spark.read.format("delta").load(answers_url(settings, pipeline.name, case.run_id))
-    of_table = without_deleted(answers, pipeline)
-    check_bounded_columns(pipeline, _types(of_table.drop(ANSWER)))
+    by_online = _answer(spark, settings, pipeline, case.run_id, Answer.ONLINE)
+    by_hindsight = by_online
+    if not case.counted.one_answer:
+        by_hindsight = _answer(spark, settings, pipeline, case.run_id, Answer.HINDSIGHT)
+    result = without_deleted(by_online, pipeline)
+    check_bounded_columns(pipeline, _types(result))
     carried = None
     late = None
     if pipeline.window is None:
@@ -232,10 +235,9 @@ def _compare(
             carried = change.removed_rows(spark)
     else:
         stream = _stream_frame(spark, settings, pipeline, case)
-        after, to = _bounds(case)
-        stream = stream.where(F.col("window.end").between(after, to))
-        late = _late_rows_by_window(spark, settings, pipeline, case)
-    common, differing = _columns(stream, of_table.drop(ANSWER))
+        if case.counted.late_judged_rows:
+            late = _late_rows_by_window(spark, settings, pipeline, case)
+    common, differing = _columns(stream, result)
     keys: list[str] = []  # if a key may have several rows, whole rows are compared
     if pipeline.compares_by_key:
         keys = list(pipeline.sink.keys)
@@ -248,16 +250,16 @@ def _compare(
             ),
             cure="Correct the sink's keys, or give the pipeline a new version and sink.",
         )
-    online = of_table.where(_is_of(Answer.ONLINE)).select(*common)
-    hindsight = of_table.where(_is_of(Answer.HINDSIGHT)).select(*common)
+    online = result.select(*common)
+    hindsight = without_deleted(by_hindsight, pipeline).select(*common)
     if carried is not None:
         # Rows that were there before the range must still be there, wherever they were moved. Those that the
         # range replaced or deleted are not.
         kept = carried.select(*common)
-        by_online = answers.where(_is_of(Answer.ONLINE))
-        by_hindsight = answers.where(_is_of(Answer.HINDSIGHT))
         online = online.unionByName(_not_replaced(pipeline, kept, by=by_online))
         hindsight = hindsight.unionByName(_not_replaced(pipeline, kept, by=by_hindsight))
+    if case.counted.one_answer:
+        hindsight = online
     ratio_bound = pipeline.ratio_bound
     if not case.knows_hindsight(pipeline):
         ratio_bound = {}
@@ -277,8 +279,12 @@ def _compare(
     return differing, found
 
 
-def _is_of(answer: Answer) -> Column:
-    return F.col(ANSWER) == answer.value
+def _answer(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, run_id: str, answer: Answer
+) -> DataFrame:
+    """The rows of one of a run's answers, as the pipeline's function gave them."""
+    url = answers_url(settings, pipeline.name, run_id)
+    return read_partition(spark, url, settings.storage_options, ANSWER, answer.value)
 
 
 def _not_replaced(pipeline: Pipeline, rows: DataFrame, *, by: DataFrame) -> DataFrame:
@@ -296,10 +302,11 @@ def _sink_change(settings: Settings, pipeline: Pipeline, case: _Case) -> SinkCha
 
 
 def _stream_frame(spark: SparkSession, settings: Settings, pipeline: Pipeline, case: _Case) -> DataFrame:
-    """What readers get, without corrections by runs that had read more than this one."""
+    """What readers get of the judged windows, without corrections by runs that had read more than this."""
     reading = Reading.pin(settings, pipeline, case.plan.sink_version, case.plan.corrections_version)
     corrected = reading.corrected.known_by(case.plan.end)
-    return replace(reading, corrected=corrected).spark(spark)
+    ends_ms = (case.plan.windows_after_ms, case.plan.windows_to_ms)
+    return replace(reading, corrected=corrected).spark(spark, ends_ms)
 
 
 def _late_rows_by_window(
@@ -309,14 +316,6 @@ def _late_rows_by_window(
     side_rows = spark.read.format("delta").load(side_rows_url(settings, pipeline.name, case.run_id))
     windows = side_rows.select(F.explode("windows").alias("end_ms"))
     return windows.groupBy("end_ms").agg(F.count("*").alias("late_rows"))
-
-
-def _bounds(case: _Case) -> tuple[Any, Any]:
-    """The least and the greatest end of a judged window, both inclusive."""
-    # Ends of windows are whole microseconds: the least one after the exclusive bound is a microsecond later.
-    least = F.timestamp_micros(F.lit(case.plan.windows_after_ms * 1000 + 1))
-    greatest = F.timestamp_micros(F.lit(case.plan.windows_to_ms * 1000))
-    return least, greatest
 
 
 def _columns(stream: DataFrame, result: DataFrame) -> tuple[list[str], list[Difference]]:
