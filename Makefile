@@ -205,6 +205,10 @@ bench-start: env jars ## from the start of a worker to its first commit, beside 
 bench-cold: env jars ## a replay and its verdict of one hour in a process of its own, beside one batch by hand of the same records (PAIRS)
 	@PYTHONPATH=include:tests $(BIN)/python tests/benchmarks/cold_verdict.py $(if $(PAIRS),--pairs "$(PAIRS)")
 
+.PHONY: bench-scale
+bench-scale: env jars ## what a replay of ten million records (ROWS) costs beside one of a tenth, and by 1, 2 and 4 executors of a Spark cluster on this machine
+	@PYTHONPATH=include:tests $(BIN)/python tests/benchmarks/replay_scale.py $(if $(ROWS),--rows "$(ROWS)")
+
 .PHONY: bench-many
 bench-many: env jars ## eight pipelines of 500 records a second in two workers, Airflow beside them: latency and memory
 	@PYTHONPATH=include:tests $(BIN)/python tests/benchmarks/eight_pipelines.py

@@ -22,16 +22,15 @@ from contextlib import redirect_stdout
 from pathlib import Path
 
 from benchmarks.speed.measure import rows_of_delta
+from benchmarks.speed.run import wait_read
 from benchmarks.speed.sides import NAME, Ours
 from benchmarks.speed.workload import Workload
 from benchmarks.start_cost import send
 from support.benchmark_figures import Figure, expect, print_figures
-from support.waiting import wait_until
 
 from hindcast.settings import Settings
 from hindcast_sandbox import broker, jars
 
-_READ_SECONDS = 300.0
 #: The goal of the ratio of the times.
 _MOST = 1.3
 _BATCH = Path(__file__).parent / "speed" / "plain_batch.py"
@@ -43,9 +42,7 @@ def measure(settings: Settings, folder: Path, load: Workload, pairs: int) -> Ite
     side = Ours(settings, topic, folder / topic)
     try:
         side.start()
-        wait_until(
-            lambda: _read(side) >= load.rows, _READ_SECONDS, f"{load.rows} records are read", every=1.0
-        )
+        wait_read(side, load)
     finally:
         side.end()
     judged: list[float] = []
@@ -64,13 +61,6 @@ def measure(settings: Settings, folder: Path, load: Workload, pairs: int) -> Ite
     yield Figure(f"ratio of {pairs} pairs", statistics.median(ratios), _MOST, "x")
     yield Figure("ratio, least", min(ratios), unit="x")
     yield Figure("ratio, greatest", max(ratios), unit="x")
-
-
-def _read(side: Ours) -> int:
-    ends: dict[int, int] = {}
-    for commit in side.commits():
-        ends.update(commit.ends)
-    return sum(ends.values())
 
 
 def _verdict(side: Ours) -> float:

@@ -22,7 +22,14 @@ from pathlib import Path
 
 import psutil
 from benchmarks.speed.install import install
-from benchmarks.speed.measure import Commit, check_answer, latencies, rows_of_delta
+from benchmarks.speed.measure import (
+    Commit,
+    check_answer,
+    commits_of_ledger,
+    latencies,
+    records_in,
+    rows_of_delta,
+)
 from benchmarks.speed.run import create_topic, sender
 from benchmarks.speed.sides import module_of
 from benchmarks.speed.workload import Workload
@@ -83,7 +90,11 @@ def measure(settings: Settings, count: int, rate: float, warm_up: float, seconds
         said, _ = sending.communicate()
         if sending.returncode:
             raise SystemExit(f"The load of {name} ended with {sending.returncode}.")
-        wait_until(lambda name=name: _read(installation, name) >= load.rows, _READ_SECONDS, f"{name} is read")
+        wait_until(
+            lambda name=name: records_in(_commits(installation, name)) >= load.rows,
+            _READ_SECONDS,
+            f"{name} is read",
+        )
         samples = [tuple(sample) for sample in json.loads(said)["samples"]]
         first_ms = start_ms + warm_up * 1000
         last_ms = start_ms + (load.seconds - _TAIL_SECONDS) * 1000
@@ -97,17 +108,7 @@ def measure(settings: Settings, count: int, rate: float, warm_up: float, seconds
 
 
 def _commits(installation: Installation, name: str) -> list[Commit]:
-    rows = installation.ledger.batches(name)
-    found = [Commit(row.committed_at.timestamp() * 1000, dict(row.end_offsets)) for row in rows]
-    return sorted(found, key=lambda commit: commit.at_ms)
-
-
-def _read(installation: Installation, name: str) -> int:
-    """How many records are in commits of the pipeline."""
-    ends: dict[int, int] = {}
-    for commit in _commits(installation, name):
-        ends.update(commit.ends)
-    return sum(ends.values())
+    return commits_of_ledger(installation.ledger.batches(name))
 
 
 def _memory_bytes(home: Path) -> int:

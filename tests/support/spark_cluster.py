@@ -24,8 +24,9 @@ from hindcast_sandbox.ports import free_ports
 
 START_SECONDS = 120.0
 CORES = 2
-#: What one executor needs for small topics; the worker has room for one.
-EXECUTOR_MEMORY, WORKER_MEMORY, DAEMON_MEMORY = "640m", "700m", "160m"
+#: What one executor needs for small topics, and the worker for each.
+EXECUTOR_MEMORY, DAEMON_MEMORY = "640m", "160m"
+_WORKER_MEBIBYTES = 700
 
 #: Short lives on few cores: what the optimising compiler and other collectors begin is never repaid.
 SMALL_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -111,8 +112,11 @@ def _family(process: psutil.Popen) -> list[psutil.Process]:
 
 
 @contextmanager
-def running_cluster(folder: Path) -> Iterator[Cluster]:
-    """A master and a worker with two cores, for as long as the context lasts."""
+def running_cluster(folder: Path, *, executors: int = 1) -> Iterator[Cluster]:
+    """A master and a worker with two cores, or one for each executor, for as long as the context lasts.
+
+    :param executors: how many the worker has room for
+    """
     port, pages_port, worker_port, worker_pages_port = (str(number) for number in free_ports(4))
     (folder / "spark-defaults.conf").write_text(
         f"spark.executor.memory {EXECUTOR_MEMORY}\nspark.executor.extraJavaOptions {SMALL_JVM}\n"
@@ -122,7 +126,8 @@ def running_cluster(folder: Path) -> Iterator[Cluster]:
         ending.callback(cluster.end)
         cluster.start("Master", "--port", port, "--webui-port", pages_port)
         wait_until(lambda: _listens(cluster), START_SECONDS, f"a Spark master runs; its log is in {folder}")
-        size = ("--cores", str(CORES), "--memory", WORKER_MEMORY)
+        cores = str(max(CORES, executors))
+        size = ("--cores", cores, "--memory", f"{executors * _WORKER_MEBIBYTES}m")
         ports = ("--port", worker_port, "--webui-port", worker_pages_port)
         cluster.start("Worker", *size, *ports, "--work-dir", str(folder / "work"), cluster.url)
         wait_until(

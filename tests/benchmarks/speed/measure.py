@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 from benchmarks.speed.workload import Answer, Key, Workload
 from deltalake import DeltaTable
 
+from hindcast.tables.ledger import LedgerRow
+
 
 @dataclass(frozen=True)
 class Commit:
@@ -27,6 +29,21 @@ class Commit:
 
 #: Of one record: its partition, its offset, and the broker's timestamp in epoch milliseconds.
 Sample = tuple[int, int, int]
+
+
+def commits_of_ledger(rows: Iterable[LedgerRow]) -> list[Commit]:
+    """The commits of a pipeline of Hindcast's."""
+    found = [Commit(row.committed_at.timestamp() * 1000, dict(row.end_offsets)) for row in rows]
+    return sorted(found, key=lambda commit: commit.at_ms)
+
+
+def records_in(commits: Iterable[Commit]) -> int:
+    """How many records of a topic that begins with offset 0 are in commits."""
+    ends: dict[int, int] = {}
+    for commit in commits:
+        for partition, end in commit.ends.items():
+            ends[partition] = max(ends.get(partition, 0), end)
+    return sum(ends.values())
 
 
 def latencies(samples: Iterable[Sample], commits: Sequence[Commit]) -> list[float]:

@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.speed.consumer import rows_per_cpu_second
 from benchmarks.speed.goals import table_of_goals
 from benchmarks.speed.install import install
-from benchmarks.speed.measure import check_answer, cpu_seconds, latencies, read_at_ms
+from benchmarks.speed.measure import check_answer, cpu_seconds, latencies, read_at_ms, records_in
 from benchmarks.speed.record import OURS, record_of
 from benchmarks.speed.report import RECORDS, table, write_page
 from benchmarks.speed.sides import SIDES, Side, bench_folder
@@ -67,7 +67,7 @@ def run_once(
         if sending.returncode:
             raise SystemExit(f"The load ended with {sending.returncode}.")
         report = json.loads(said)
-        _wait_read(side, load)
+        wait_read(side, load)
         burst = cpu_seconds(side.process) - steady
         commits = side.commits()
     finally:
@@ -120,18 +120,13 @@ def sender(
     return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
 
-def _wait_read(side: Side, load: Workload) -> None:
+def wait_read(side: Side, load: Workload) -> None:
     """Wait until the side has committed all of the load."""
-
-    def reached() -> int:
-        ends: dict[int, int] = {}
-        for commit in side.commits():
-            for partition, end in commit.ends.items():
-                ends[partition] = max(ends.get(partition, 0), end)
-        return sum(ends.values())
-
     wait_until(
-        lambda: reached() >= load.rows, _READ_SECONDS, f"{side.name} has read {load.rows} records", every=1.0
+        lambda: records_in(side.commits()) >= load.rows,
+        _READ_SECONDS,
+        f"{side.name} has read {load.rows} records",
+        every=1.0,
     )
 
 

@@ -12,7 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from benchmarks.speed.measure import Commit, commits_of_flink, commits_of_plain, rows_of_delta, rows_of_flink
+from benchmarks.speed.measure import (
+    Commit,
+    commits_of_flink,
+    commits_of_ledger,
+    commits_of_plain,
+    rows_of_delta,
+    rows_of_flink,
+)
 from support.waiting import wait_until
 
 from hindcast import catalog
@@ -217,9 +224,7 @@ class Ours(Side):
         return len(owned) == self.shards
 
     def commits(self) -> list[Commit]:
-        rows = Ledger(ControlTables(self.settings)).batches(NAME)
-        found = [Commit(row.committed_at.timestamp() * 1000, dict(row.end_offsets)) for row in rows]
-        return sorted(found, key=lambda commit: commit.at_ms)
+        return commits_of_ledger(Ledger(ControlTables(self.settings)).batches(NAME))
 
     def rows(self) -> list[dict[str, Any]]:
         return rows_of_delta(self.settings.table("sinks", NAME))
