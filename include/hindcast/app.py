@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from hindcast.errors import ForeignStreamError, ReshardRefusedError, StoreUnavailableError
+from hindcast.errors import BadInputError, ForeignStreamError, ReshardRefusedError, StoreUnavailableError
 from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline, Policy, check, check_name
 from hindcast.replay.request import RangeFields, ReplayRequest, new_run_id
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from hindcast.replay.run_replay import Replayed
     from hindcast.replay.run_table import Runs
     from hindcast.serving.reading import Reading
+    from hindcast.serving.served_table import Published
     from hindcast.shards.desired_state import DesiredStates
     from hindcast.shards.pipeline_row import PipelineRow
 
@@ -417,6 +418,41 @@ class InstalledPipeline:
     def read(self) -> Reading:
         """Its newest results as readers get them, of whatever version is active."""
         return self._hindcast.read(self.name)
+
+    def publish(self) -> Published:
+        """Bring its served table up to what readers get now. Workers do it every few seconds.
+
+        :raises BadInputError: if the active version has no served table, or no results yet
+        :raises ServedTableRefusedError: if the table cannot be as it is declared
+        """
+        from hindcast.serving.served_table import ServedTable
+
+        done = ServedTable(self._hindcast, self.name).publish()
+        if done is None:
+            cure = 'Declare one: `sink=Table("...", served=Served())`.'
+            raise BadInputError(problem=f"{self.name} has no served table", cure=cure)
+        return done
+
+    def registration(self, name: str = "") -> str:
+        """The SQL that gives its served table a name in a catalog; see :meth:`register`."""
+        from hindcast.serving.register import statement
+
+        return statement(name or self.name, self._hindcast.settings.served(self.declared))
+
+    def register(self, name: str = "") -> Row:
+        """Give its served table a name in the catalog of Spark's session. Nothing changes if it has it.
+
+        :param name: ``table``, ``schema.table`` or ``catalog.schema.table``; the pipeline's own by default
+        :returns: {pipeline, name, table}
+        :raises RegistrationRefusedError: if another table has the name, or it is none
+        """
+        from hindcast.serving.register import register
+
+        self.registration(name)  # a wrong name is refused before Spark starts
+        done = self.publish()
+        chosen = name or self.name
+        register(self._hindcast.spark("hindcast-register", quick=lambda: True), chosen, done.table)
+        return {"pipeline": self.name, "name": chosen, "table": done.table}
 
     # The stream. Workers apply a desired state within seconds.
 

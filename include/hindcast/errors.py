@@ -150,6 +150,14 @@ class CorrectionRefusedError(BadInputError):
     """Readers do not get the answer of run {run_id}: {problem}. Nothing has changed. {cure}"""
 
 
+class ServedTableRefusedError(BadInputError):
+    """The served table of {pipeline} stays as it is: {problem}. {cure}"""
+
+
+class RegistrationRefusedError(BadInputError):
+    """The served table is not registered as {name}: {problem}. {cure}"""
+
+
 class UnknownTopicError(BadInputError):
     """The brokers at {servers} show this client no topic named {topic}. Create it, correct the pipeline's
     Topic, or let the account describe it; `hindcast doctor` shows which brokers are meant.

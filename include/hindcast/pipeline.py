@@ -259,6 +259,25 @@ class Mode(StrEnum):
 
 
 @dataclass(frozen=True)
+class Served:
+    """One Delta table with what readers get of a pipeline, for engines that know nothing of Hindcast.
+
+    It always has the rows of the promoted version, corrected. A promotion, a way back and a correction are
+    one commit on it each. It is made at ``served/<pipeline>`` below the root of all tables.
+
+    ``partition_by``: columns of texts, whole numbers, dates or truth values. ``comment`` describes the table,
+    and ``comments`` its columns. ``properties``: Delta's own, such as ``delta.enableChangeDataFeed``.
+    ``url``: a path or URL of its own.
+    """
+
+    partition_by: Sequence[str] = ()
+    comment: str = ""
+    comments: dict[str, str] = field(default_factory=dict)
+    properties: dict[str, str] = field(default_factory=dict)
+    url: str = ""
+
+
+@dataclass(frozen=True)
 class Table:
     """A Delta table; ``keys`` are the columns that name one row of the result.
 
@@ -267,6 +286,8 @@ class Table:
 
     ``url`` is the path or URL of a table that is there already, in a lake of one's own; by default the table
     is made below the root of all tables. The upkeep leaves a table with a URL alone.
+
+    ``served``: a second table that any engine may read; see :class:`Served`. None without it.
     """
 
     name: str
@@ -275,6 +296,7 @@ class Table:
     deleted: str = ""
     # Not in the repr: where the rows go changes no query, so it must not change a checkpoint's fingerprint.
     url: str = field(default="", repr=False)
+    served: Served | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         _as_member(self, "mode", Mode)  # "upsert" may be written for it

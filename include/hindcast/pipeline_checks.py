@@ -26,6 +26,7 @@ from hindcast.pipeline import (
     Mode,
     Pipeline,
     Policy,
+    Served,
     Table,
     Topic,
     Window,
@@ -48,7 +49,7 @@ _PROTOBUF_FORM = (
 )
 _AVRO_FORM = 'Topic("records", schema="...", format="avro", avro_schema=AVRO_SCHEMA)'
 
-_Part = TypeVar("_Part", Pipeline, Topic, Table, Window)
+_Part = TypeVar("_Part", Pipeline, Topic, Table, Window, Served)
 
 
 class Problem(NamedTuple):
@@ -70,6 +71,7 @@ class _Kind(NamedTuple):
     form: str
 
 
+_SERVED_FORM = 'Table("stock_stats", keys=["window", "ticker"], served=Served(partition_by=["day"]))'
 _DELETED_FORM = 'Table("customers", keys=["id"], mode="upsert", deleted="is_deleted")'
 _PIPELINE_KINDS = {
     "source": _Kind(
@@ -119,7 +121,23 @@ _TABLE_KINDS = {
     "mode": _Kind(Mode, "one of append and upsert", Mode.APPEND, 'mode="append" or mode="upsert"'),
     "deleted": _Kind(str, "a column's name", "", _DELETED_FORM),
     "url": _Kind(str, "a path or URL", "", 'url="s3://lake/stock_stats"'),
+    "served": _Kind((Served, type(None)), "a Served", None, _SERVED_FORM),
 }
+_SERVED_KINDS = {
+    "partition_by": _Kind((list, tuple), "a list of columns", (), _SERVED_FORM),
+    "comment": _Kind(str, "a text", "", 'Served(comment="Prices by ticker and window")'),
+    "comments": _Kind(
+        dict, "a dictionary of columns and texts", {}, 'Served(comments={"ask": "in dollars"})'
+    ),
+    "properties": _Kind(
+        dict, "a dictionary of texts", {}, 'Served(properties={"delta.enableChangeDataFeed": "true"})'
+    ),
+    "url": _Kind(str, "a path or URL", "", 'Served(url="s3://lake/stock_stats")'),
+}
+#: Properties of Delta that would change how a table's files are read, or forbid to remove one.
+_NOT_OF_SERVED = ("delta.appendOnly", "delta.columnMapping.mode", "delta.enableDeletionVectors")
+#: The types of columns by which a table may be partitioned, as Spark shows them.
+_PARTITION_TYPES = frozenset({"string", "tinyint", "smallint", "int", "bigint", "date", "boolean"})
 _WINDOW_KINDS = {
     "duration": _Kind(str, "a duration", "1 second", 'Window("5 seconds", slide="1 second")'),
     "slide": _Kind((str, type(None)), "a duration", None, 'Window("5 seconds", slide="1 second")'),
@@ -140,6 +158,7 @@ def problems(p: Pipeline) -> Iterator[Problem]:
         yield Problem("joined", says, _JOINED_FORM)
     yield from _of_window(readable)
     yield from _of_late(readable)
+    yield from _of_served(readable)
     yield from _of_shards(readable)
     yield from _of_numbers(readable)
     yield from _of_bounds(readable)
@@ -170,6 +189,8 @@ def _readable(p: Pipeline) -> tuple[Pipeline, list[Problem]]:
     p = replace(p, joined=_readable_joined(p.joined, found))
     source = _of_kinds(p.source, _TOPIC_KINDS, "source", found)
     sink = _of_kinds(p.sink, _TABLE_KINDS, "sink", found)
+    if sink.served is not None:
+        sink = replace(sink, served=_of_kinds(sink.served, _SERVED_KINDS, "sink.served", found))
     p = replace(p, source=source, sink=sink)
     if p.late_sink is not None:
         p = replace(p, late_sink=_of_kinds(p.late_sink, _TABLE_KINDS, "late_sink", found))
@@ -297,6 +318,18 @@ def _of_late(p: Pipeline) -> Iterator[Problem]:
         yield Problem("late", says, _LATE_FORM)
 
 
+def _of_served(p: Pipeline) -> Iterator[Problem]:
+    if p.late_sink is not None and p.late_sink.served is not None:
+        says = "what readers get of a pipeline is one table: that of the sink, not of late rows"
+        yield Problem("late_sink", says, _LATE_FORM)
+    if p.sink.served is None:
+        return
+    for name in _NOT_OF_SERVED:
+        if name in p.sink.served.properties:
+            says = f"the property {name} would keep corrections out of the served table"
+            yield Problem("sink.served", says, _SERVED_FORM)
+
+
 def _of_shards(p: Pipeline) -> Iterator[Problem]:
     if not 1 <= p.shards <= MAX_SHARDS:
         yield Problem("shards", f"shards {p.shards!r} is not from 1 to {MAX_SHARDS}", "shards=2")
@@ -399,6 +432,33 @@ def check_bounded_columns(p: Pipeline, types: Mapping[str, str]) -> None:
             says += f"; those are: {', '.join(numeric) or 'none'}"
             line = line_of(p, field)
             errors.append(PipelineError(file=p.file, line=line, pipeline=p.name, problem=says, form=form))
+    if errors:
+        raise together(errors)
+
+
+def check_served_columns(p: Pipeline, types: Mapping[str, str]) -> None:
+    """Refuse a served table with columns that the result does not have, or partitioned by one that may not
+    be.
+
+    :param types: the result's columns, each with its type as Spark shows it
+    :raises PipelineError: with the line of the sink, and the columns that there are
+    """
+    served = p.sink.served
+    if served is None:
+        return
+    errors = []
+    for name in [*served.partition_by, *served.comments]:
+        says = ""
+        if name not in types:
+            says = f"served names {name!r}, which is no column of the result: {', '.join(types)}"
+        elif name in served.partition_by and types[name] not in _PARTITION_TYPES:
+            says = f"served is partitioned by {name!r}, which is {types[name]}"
+            says += "; it may be a text, a whole number, a date or a truth value"
+        if says:
+            error = PipelineError(
+                file=p.file, line=line_of(p, "sink.served"), pipeline=p.name, problem=says, form=_SERVED_FORM
+            )
+            errors.append(error)
     if errors:
         raise together(errors)
 

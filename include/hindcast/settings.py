@@ -155,6 +155,9 @@ class Settings(BaseSettings):
     audit_seconds: float = Field(
         default=10.0, gt=0.0, description="time between two passes that file late and poison rows"
     )
+    served_seconds: float = Field(
+        default=10.0, gt=0.0, description="time between two looks of a worker at what served tables lack"
+    )
     raising_records_per_hour: int = Field(
         default=20,
         ge=0,
@@ -291,6 +294,13 @@ class Settings(BaseSettings):
     def sink(self, pipeline: Pipeline) -> str:
         """The URL of the table of a pipeline's results."""
         return pipeline.sink.url or self.table("sinks", pipeline.sink.name)
+
+    def served(self, pipeline: Pipeline) -> str:
+        """The URL of the table of what readers get of a pipeline, if it has one."""
+        served = pipeline.sink.served
+        if served is not None and served.url:
+            return served.url
+        return self.table("served", pipeline.name)
 
     def checkpoint(self, *parts: str) -> str:
         """The URL of a Spark checkpoint folder."""

@@ -153,9 +153,9 @@ def two(
         )
         topic, store = topic_factory(partitions=2), LeaseTable(settings)
         for version, text in ((1, MODULE), (2, second)):
-            (tmp_path / f"{NAME}_{version}.py").write_text(
-                text.format(topic=topic, name=NAME, version=version, shards=1)
-            )
+            declaration = text.format(topic=topic, name=NAME, version=version, shards=1)
+            declaration = declaration.replace("keys=", "served=Served(), keys=")
+            (tmp_path / f"{NAME}_{version}.py").write_text(f"from hindcast import Served\n{declaration}")
         declared = catalog.load(tmp_path)
         made.extend(
             Shard(spark, settings, declared.of(NAME, version), broker.bootstrap_servers, 2, store=store)
@@ -174,6 +174,17 @@ def two(
 
 def windows(rows: list[dict[str, Any]]) -> Counter[Any]:
     return Counter((row["window"]["end"], row["ticker"]) for row in rows)
+
+
+def served(settings: Settings) -> list[str]:
+    """The rows of the served table, in an order of their own."""
+    rows = DeltaTable(settings.table("served", NAME)).to_pyarrow_table().to_pylist()
+    return sorted(str(sorted(row.items(), key=lambda item: item[0])) for row in rows)
+
+
+def as_readers_get_it(settings: Settings) -> list[str]:
+    rows = read(NAME, settings).arrow().to_pylist()
+    return sorted(str(sorted(row.items(), key=lambda item: item[0])) for row in rows)
 
 
 def until(found: Counter[Any], end_ms: int) -> Counter[Any]:
@@ -233,6 +244,7 @@ def test_a_version_is_started_proved_promoted_backed_out_and_discarded(
     assert max(windows(after.arrow().to_pylist()).values()) == 1
     assert windows(before).total() <= windows(after.arrow().to_pylist()).total()
     assert (pair.state(1), pair.state(2)) == ("warm", "active")
+    assert served(settings) == as_readers_get_it(settings)
     assert not promote(Installation(settings), NAME, 2)["promoted"]
     with pytest.raises(VersionRefusedError, match="version 2 is active"):
         pair.begin(new_table=True)
@@ -344,7 +356,9 @@ def test_readers_get_each_window_once_across_the_seam(two: Callable[[str], Two])
         windows(new) - until(windows(new), begun["seam_ms"])
     )
     assert reading.spark(pair.first.spark).count() == len(rows)
+    assert served(settings) == as_readers_get_it(settings)
     with pytest.raises(VersionRefusedError, match="readers get windows that end by"):
         discard(Installation(settings), NAME, 1)
     back_out(Installation(settings), NAME)
     assert windows(read(NAME, settings).arrow().to_pylist()) == windows(old)
+    assert served(settings) == as_readers_get_it(settings)

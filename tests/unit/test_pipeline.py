@@ -29,7 +29,7 @@ from hindcast.pipeline import (
     parse_duration,
     parse_start,
 )
-from hindcast.pipeline_checks import check_bounded_columns
+from hindcast.pipeline_checks import check_bounded_columns, check_served_columns
 from hindcast.settings import Settings
 from hindcast.tables.archive_schema import archive_url
 from hindcast.tables.table_names import ControlTable
@@ -578,6 +578,40 @@ def test_a_wrong_change_feed_is_refused(tmp_path: Path, was: str, becomes: str, 
     assert was in FEED
     path = write(tmp_path, "newest", FEED.replace(was, becomes))
     assert says in str(catalog.load(tmp_path).errors[str(path)])
+
+
+SERVED = "from hindcast import Served\n" + GOOD.format(name="one").replace(
+    'keys=["window", "ticker"]', 'keys=["window", "ticker"], served=SERVED'
+)
+
+
+@pytest.mark.parametrize(
+    ("declared", "says"),
+    [
+        ("True", "sink.served True is not a Served"),
+        ('Served(partition_by="day")', "sink.served.partition_by 'day' is not a list of columns"),
+        ('Served(comments=["day"])', "is not a dictionary of columns and texts"),
+        ('Served(properties={"delta.appendOnly": "true"})', "the property delta.appendOnly would keep"),
+    ],
+)
+def test_a_wrong_served_table_is_refused(tmp_path: Path, declared: str, says: str) -> None:
+    """Each mistake is named."""
+    path = write(tmp_path, "one", SERVED.replace("SERVED", declared))
+    assert says in str(catalog.load(tmp_path).errors[str(path)])
+
+
+def test_a_served_table_of_columns_that_the_result_lacks_is_refused(tmp_path: Path) -> None:
+    """And one that is partitioned by what may not name a partition."""
+    declared = 'Served(partition_by=["day", "window", "no"], comments={"nor": "x"})'
+    write(tmp_path, "one", SERVED.replace("SERVED", declared))
+    pipeline = catalog.load(tmp_path)["one"]
+    types = {"window": "struct<start:timestamp,end:timestamp>", "day": "date"}
+    with pytest.raises(PipelineMistakesError) as caught:
+        check_served_columns(pipeline, types)
+    said = [str(error) for error in caught.value.errors]
+    assert len(said) == 3
+    assert "partitioned by 'window'" in said[0] and "'no'" in said[1] and "'nor'" in said[2]
+    check_served_columns(pipeline, {"window": "int", "day": "date", "no": "string", "nor": "double"})
 
 
 def test_a_start_is_a_word_a_moment_or_offsets() -> None:

@@ -22,6 +22,7 @@ from hindcast.cli import (
     pipelines,
     runs,
     sandbox,
+    served,
     versions,
 )
 from hindcast.cli.names import did_you_mean
@@ -43,6 +44,7 @@ for commands in (
     pipelines.app,
     listings.app,
     versions.app,
+    served.app,
     foreign.app,
     erasing.app,
     authoring.app,

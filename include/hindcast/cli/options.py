@@ -15,6 +15,7 @@ from hindcast.errors import BadInputError, BadRangeError
 STREAMS = "Streams"
 REPLAYS = "Replays and verdicts"
 VERSIONS = "Versions"
+SERVED = "Served tables"
 ARCHIVES = "Archives"
 RECORDS = "Records and events"
 AUTHORING = "Write pipelines"

@@ -37,6 +37,20 @@ def read_commit(url: str, storage_options: dict[str, str], version: int) -> dict
     return _read(filesystem(url, storage_options), url, version)
 
 
+def read_actions(url: str, storage_options: dict[str, str], version: int) -> list[dict[str, Any]] | None:
+    """The actions of a commit, as Delta's log has them; None if the log does not have it.
+
+    :raises StoreUnavailableError: if the store does not answer, or the file is torn or empty
+    """
+    lines = _lines(filesystem(url, storage_options), url, version)
+    if lines is None:
+        return None
+    try:
+        return [json.loads(line) for line in lines]
+    except ValueError as error:
+        raise StoreUnavailableError(table=url, action="read", reason=error) from error
+
+
 def commits_down(url: str, storage_options: dict[str, str], newest: int) -> Iterator[dict[str, Any]]:
     """The table's commits from a version down, as far as its log has them; see :func:`read_commit`. No more
     of the log is read than the caller asks for.
@@ -61,22 +75,33 @@ def commits_up(url: str, storage_options: dict[str, str], first: int) -> Iterato
 
 
 def _read(store: FileSystem, url: str, version: int) -> dict[str, Any] | None:
+    lines = _lines(store, url, version)
+    if lines is None:
+        return None
     try:
-        with _open(store, url, version) as file:
-            actions = file.read().decode()
-        if not actions:
-            raise empty_commit_error(url, f"{version:020d}.json")
-        for line in actions.splitlines():
+        for line in lines:
             if '"commitInfo"' not in line:
                 continue
             said = json.loads(line).get("commitInfo")
             if said is not None:
                 return {**said, "version": version}
+    except ValueError as error:
+        raise StoreUnavailableError(table=url, action="read", reason=error) from error
+    return {"version": version}
+
+
+def _lines(store: FileSystem, url: str, version: int) -> list[str] | None:
+    """The lines of a commit's entry; None if the log does not have it."""
+    try:
+        with _open(store, url, version) as file:
+            entry: str = file.read().decode()
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise StoreUnavailableError(table=url, action="read", reason=error) from error
-    return {"version": version}
+    if not entry:
+        raise empty_commit_error(url, f"{version:020d}.json")
+    return entry.splitlines()
 
 
 def _open(store: FileSystem, url: str, version: int) -> NativeFile:

@@ -7,6 +7,7 @@ may have begun too late for some windows: these come from the versions before it
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -69,6 +70,14 @@ class Reading:
         if sink_version is None:
             sink_version = table.version()
         return cls(pipeline, url, sink_version, corrections, corrected, settings.storage_options)
+
+    def parts(self) -> Iterator[tuple[Reading, int | None, int | None]]:
+        """Each version that windows come from, with the bounds of these: after < end <= to, in epoch
+        milliseconds, None for none. The active version comes last.
+        """
+        for part in self.earlier:
+            yield part.reading, part.after_ms, part.to_ms
+        yield self, self._after_ms, None
 
     @property
     def _after_ms(self) -> int | None:
@@ -212,7 +221,11 @@ def read(pipeline: str, settings: Settings | None = None) -> Reading:
     :raises UnknownVersionError: if no file declares a version that readers get
     :raises BadInputError: if it has no table yet
     """
-    installation = Installation(settings)
+    return newest(Installation(settings), pipeline)
+
+
+def newest(installation: Installation, pipeline: str) -> Reading:
+    """The newest results of a pipeline of an installation; see :func:`read`."""
     rollout = _rollout(installation, pipeline)
     while True:
         try:

@@ -17,7 +17,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from hindcast.errors import PipelineError
 from hindcast.pipeline import FORM, Mode, Pipeline
-from hindcast.pipeline_checks import check_bounded_columns
+from hindcast.pipeline_checks import check_bounded_columns, check_served_columns
 from hindcast.spark import kafka_source
 
 #: No operator has so many columns, and no text is so long. By default the text of a plan leaves out what
@@ -127,7 +127,9 @@ def empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
         raise PipelineError(
             file=pipeline.file, line=pipeline.line, pipeline=pipeline.name, problem=problem, form=FORM
         )
-    check_bounded_columns(pipeline, {field.name: field.dataType.simpleString() for field in result.schema})
+    types = {field.name: field.dataType.simpleString() for field in result.schema}
+    check_bounded_columns(pipeline, types)
+    check_served_columns(pipeline, types)
     return result
 
 

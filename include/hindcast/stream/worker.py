@@ -1,10 +1,11 @@
 """A worker: one long-running process of a fleet.
 
-It holds a slot and some shards, and runs one query for each shard. It has three threads:
+It holds a slot and some shards, and runs one query for each shard. It has four threads:
 
 - *renewal* proves to the others that this worker lives (:mod:`hindcast.stream.renewal_loop`);
 - *main* starts, watches and stops the queries (:mod:`hindcast.stream.main_loop`);
-- *audit* files late and poison rows (:mod:`hindcast.stream.audit_loop`).
+- *audit* files late and poison rows (:mod:`hindcast.stream.audit_loop`);
+- *serving* brings served tables up to date (:mod:`hindcast.stream.served_loop`).
 
 If one of them fails the process ends (:mod:`hindcast.stream.worker_threads`).
 """
@@ -36,6 +37,7 @@ from hindcast.stream.loaded_pipelines import LoadedPipelines
 from hindcast.stream.main_loop import MainLoop
 from hindcast.stream.query_backoff import QueryBackoff
 from hindcast.stream.renewal_loop import RenewalLoop
+from hindcast.stream.served_loop import ServedLoop
 from hindcast.stream.shard_creation import ShardCreation
 from hindcast.stream.shard_sync import ShardSync
 from hindcast.stream.start_pace import StartPace
@@ -124,6 +126,8 @@ class Worker:
                 settings.audit_seconds,
             )
             self.threads.start("audit", audit.run)
+            served = ServedLoop(settings, main.shards.running, self.threads, self._warnings)
+            self.threads.start("serving", served.run)
             clean = main.serve()
         except BaseException as error:
             self._say_that_it_failed(self.threads.failed_thread(error), error)

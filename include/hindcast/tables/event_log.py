@@ -61,6 +61,7 @@ class EventKind(StrEnum):
     RUN_SLOW = "run_slow"
     VERDICT_FAILED = "verdict_failed"
     WINDOWS_CORRECTED = "windows_corrected"
+    SERVED_TABLE_REFUSED = "served_table_refused"
     # versions of a pipeline
     REPROCESS_STARTED = "reprocess_started"
     REPROCESS_CAUGHT_UP = "reprocess_caught_up"

@@ -122,6 +122,14 @@ def _tables(
     for sink in sinks:
         url = settings.table("corrections", sink)
         yield f"corrections/{sink}", partial(find_table, url, options), join
+    served: dict[str, _Find] = {}
+    for pipeline in pipelines:
+        if pipeline.sink.served is not None and not pipeline.sink.served.url:
+            url = settings.served(pipeline)
+            # Its files are those of the sink: it is not joined by itself.
+            served[f"served/{pipeline.name}"] = partial(find_table, url, options)
+    for name in sorted(served):
+        yield name, served[name], None
     join_archive = partial(join, bounded=BOUNDED)
     for topic in archived_topics(settings):
         yield f"archive/{topic}", partial(find_table, archive_url(settings, topic), options), join_archive

@@ -8,6 +8,7 @@ architecture).
    plan judges no open window. If the run found no late row that readers lack, they have its answer already:
    then there is no commit, because each one repeats all that is corrected, and none is ever deleted.
 3. Record an event that says so.
+4. Let the served table follow, if there is one (:mod:`hindcast.serving.served_table`). A worker does it, too.
 
 A process that is killed between 2 and 3 does both again: 2 then changes nothing, and 3 finds that the event
 is missing.
@@ -32,6 +33,7 @@ from hindcast.replay.batch import ANSWER, Answer, answers_url
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.run_table import Runs
 from hindcast.serving.corrected_windows import Corrected, CorrectedRange, Corrections, stamped
+from hindcast.serving.served_table import follow
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog
@@ -61,6 +63,8 @@ def correct(installation: Installation, pipeline: Pipeline, run_id: str) -> dict
     reach("correct.3")
     if done or _event_is_missing(tables, pipeline, by, Corrections(settings, pipeline).current()):
         _record(installation.event_log, pipeline, by)
+    reach("correct.4")
+    follow(installation, pipeline.name)
     return {
         "run_id": run_id,
         "pipeline": pipeline.name,

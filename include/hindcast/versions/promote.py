@@ -11,9 +11,10 @@ The steps. A kill between any two of them leaves readers with one version:
    both;
 4. one compare-and-swap makes it the active version. Readers switch at once. The old version runs on as the
    inactive one and is kept warm;
-5. an event says so. If the command is killed before, the next command of that pipeline writes the event.
+5. an event says so. If the command is killed before, the next command of that pipeline writes the event;
+6. the served table follows, if there is one. If the command is killed before, a worker does it.
 
-Backing out is steps 4 and 5 alone: it must never wait for the version that one backs out of.
+Backing out is steps 4 to 6 alone: it must never wait for the version that one backs out of.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from hindcast.installation import Installation
 from hindcast.leases.lease import Lease
 from hindcast.partitions import as_json_object
 from hindcast.processes.crash_points import reach
+from hindcast.serving.served_table import follow
 from hindcast.shards.active_version import Rollout, tables_at
 from hindcast.shards.pipeline_row import ChangeKind, InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Refusal, Versions, check_no_reshard, check_shadow
@@ -120,6 +122,8 @@ def promote(
     swap_seconds = _seconds_since(swap_started)
     reach("promote.5")  # 5. the event
     record_changes(tables, promoted)
+    reach("promote.6")  # 6. the served table
+    follow(installation, name)
     warm = promoted.beside
     assert warm is not None
     assert warm.until is not None
@@ -153,6 +157,8 @@ def back_out(installation: Installation, name: str, *, who: str = "") -> dict[st
         rollout = versions.back_out(name, who=who)
         reach("back_out.2")
         record_changes(tables, rollout)
+        reach("back_out.3")
+        follow(installation, name)
     assert rollout.beside is not None
     return {
         "pipeline": name,
