@@ -77,6 +77,10 @@ wheel: env ## build the package that others install into dist/
 	@$(as_pip); $(BIN)/uv build --quiet --wheel --out-dir dist .
 	@$(no_second_package)
 
+.PHONY: another-house
+another-house: env jars ## the package in another house: Kafka with accounts, an object store, a Spark cluster, an Airflow; kill -9 of each; the first verdict (KEEP=1 keeps the folder)
+	@PYTHONPATH=include:tests $(BIN)/python tests/acceptance/another_house.py $(if $(KEEP),--keep)
+
 .PHONY: bare
 bare: wheel ## a virtual environment in the folder BARE that holds the built package and what it needs, and nothing else
 	@"$(PYTHON)" -m venv --clear "$(BARE)"

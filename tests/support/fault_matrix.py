@@ -46,6 +46,7 @@ ROWS = {
     "F29": "starved of memory, CPU, file handles",
     "F30": "several processes append to one sink table",
     "F31": "the function raises on a record; killed between any two steps of the search for it",
+    "F32": "executors of a Spark cluster killed, standing still, gone with their machine, and added",
     "backfill": "the processes of Airflow and of its tasks killed in the middle of a backfill",
     "reprocess": "Airflow killed while a reprocessing waits for a person, and while it watches a promotion",
     "nemesis": "one to three faults at a time, healed, every oracle checked",

@@ -41,6 +41,8 @@ class Cluster:
     folder: Path
     port: int
     pages_port: int
+    executors: int = 1
+    has_library: bool = False
     processes: list[psutil.Popen] = field(default_factory=list)
 
     @property
@@ -65,14 +67,17 @@ class Cluster:
         program = Path(pyspark.__file__).parent / "bin" / "spark-class"
         environment = {
             **os.environ,
-            "PYTHONPATH": str(project_root() / "include"),
-            "PYSPARK_PYTHON": sys.executable,
             "SPARK_LOCAL_IP": "127.0.0.1",
             "SPARK_CONF_DIR": str(self.folder),
             "SPARK_DAEMON_MEMORY": DAEMON_MEMORY,
             "SPARK_DAEMON_JAVA_OPTS": SMALL_JVM,
             "SPARK_LOCAL_DIRS": str(self.folder / "local"),
         }
+        if self.has_library:
+            environment.pop("PYTHONPATH", None)
+        else:
+            environment["PYTHONPATH"] = str(project_root() / "include")
+            environment["PYSPARK_PYTHON"] = sys.executable
         command = [
             str(program),
             f"org.apache.spark.deploy.{kind.lower()}.{kind}",
@@ -80,7 +85,7 @@ class Cluster:
             "127.0.0.1",
             *arguments,
         ]
-        with (self.folder / f"{kind.lower()}.log").open("wb") as log:
+        with (self.folder / f"{kind.lower()}-{len(self.processes)}.log").open("wb") as log:
             self.processes.append(
                 psutil.Popen(
                     command,
@@ -91,6 +96,42 @@ class Cluster:
                     start_new_session=True,
                 )
             )
+
+    def add_worker(self) -> psutil.Popen:
+        """Start one more machine of the cluster, and wait until it has joined."""
+        joined = self.started_workers()
+        port, pages_port = (str(number) for number in free_ports(2))
+        cores = str(max(CORES, self.executors))
+        size = ("--cores", cores, "--memory", f"{self.executors * _WORKER_MEBIBYTES}m")
+        ports = ("--port", port, "--webui-port", pages_port)
+        work = str(self.folder / f"work-{len(self.processes)}")
+        self.start("Worker", *size, *ports, "--work-dir", work, self.url)
+        wait_until(
+            lambda: self.started_workers() > joined,
+            START_SECONDS,
+            f"a Spark worker has joined; its log is in {self.folder}",
+        )
+        return self.processes[-1]
+
+    def running_executors(self) -> list[psutil.Process]:
+        """The executors of all drivers."""
+        found = []
+        for member in [member for process in self.processes for member in _family(process)]:
+            with suppress(psutil.NoSuchProcess):
+                if any("CoarseGrainedExecutorBackend" in word for word in member.cmdline()):
+                    found.append(member)
+        return found
+
+    def kill_machine(self, worker: psutil.Popen) -> None:
+        """A Spark worker and its executors are gone at once, and the master knows."""
+        joined = self.started_workers()
+        for member in _family(worker):
+            with suppress(psutil.NoSuchProcess):
+                member.kill()
+        worker.wait()
+        wait_until(
+            lambda: self.started_workers() < joined, START_SECONDS, "the master misses the Spark worker"
+        )
 
     def end(self) -> None:
         """Stop the daemons, each with its executors; nothing of the cluster outlives it."""
@@ -112,29 +153,25 @@ def _family(process: psutil.Popen) -> list[psutil.Process]:
 
 
 @contextmanager
-def running_cluster(folder: Path, *, executors: int = 1) -> Iterator[Cluster]:
-    """A master and a worker with two cores, or one for each executor, for as long as the context lasts.
+def running_cluster(
+    folder: Path, *, executors: int = 1, workers: int = 1, has_library: bool = False
+) -> Iterator[Cluster]:
+    """A master, and workers with two cores or one for each executor, for as long as the context lasts.
 
-    :param executors: how many the worker has room for
+    :param executors: how many a worker has room for
+    :param has_library: the Python of the drivers' own has this library, which executors use, too
     """
-    port, pages_port, worker_port, worker_pages_port = (str(number) for number in free_ports(4))
+    port, pages_port = (str(number) for number in free_ports(2))
     (folder / "spark-defaults.conf").write_text(
         f"spark.executor.memory {EXECUTOR_MEMORY}\nspark.executor.extraJavaOptions {SMALL_JVM}\n"
     )
-    cluster = Cluster(folder, int(port), int(pages_port))
+    cluster = Cluster(folder, int(port), int(pages_port), executors, has_library)
     with ExitStack() as ending:
         ending.callback(cluster.end)
         cluster.start("Master", "--port", port, "--webui-port", pages_port)
         wait_until(lambda: _listens(cluster), START_SECONDS, f"a Spark master runs; its log is in {folder}")
-        cores = str(max(CORES, executors))
-        size = ("--cores", cores, "--memory", f"{executors * _WORKER_MEBIBYTES}m")
-        ports = ("--port", worker_port, "--webui-port", worker_pages_port)
-        cluster.start("Worker", *size, *ports, "--work-dir", str(folder / "work"), cluster.url)
-        wait_until(
-            lambda: cluster.started_workers() == 1,
-            START_SECONDS,
-            f"a Spark worker has joined; its log is in {folder}",
-        )
+        for _ in range(workers):
+            cluster.add_worker()
         yield cluster
 
 
