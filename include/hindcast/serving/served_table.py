@@ -49,7 +49,7 @@ from hindcast.delta.column_statistics import statistics_of_file
 from hindcast.delta.commit import METADATA_KEY, commits_down, read_actions, until_it_lands
 from hindcast.delta.files import filesystem
 from hindcast.delta.open_table import find_table, open_table
-from hindcast.errors import HindcastError, ServedTableRefusedError, StoreUnavailableError
+from hindcast.errors import BadInputError, HindcastError, ServedTableRefusedError, StoreUnavailableError
 from hindcast.installation import Installation
 from hindcast.pipeline import Served
 from hindcast.processes.crash_points import reach
@@ -158,7 +158,7 @@ class ServedTable:
             return False
         step = _next_step(reading, self._published(url, table), self._reached)
         reach("served.3")  # 3. what does the table lack?
-        wanted = {piece.name: piece for piece in pieces_of(step.reading)}
+        wanted = {piece.name: piece for piece in self._pieces(step.reading)}
         there = pa.table(table.get_add_actions()).to_pylist()
         names = {piece_name_in(file["path"]) for file in there}
         reach("served.4")  # 4. files that no commit names yet
@@ -173,6 +173,13 @@ class ServedTable:
             done.removed += len(removed)
         self._reached = _parts(step.reading)
         return self._reached != _parts(reading)
+
+    def _pieces(self, reading: Reading) -> list[Piece]:
+        """:raises ServedTableRefusedError: if the files of a sink alone do not tell its rows"""
+        try:
+            return list(pieces_of(reading))
+        except BadInputError as error:
+            raise ServedTableRefusedError(pipeline=self.pipeline, **error.fields) from error
 
     def _create(self, url: str, reading: Reading, served: Served) -> None:
         schema = _columns(reading, served)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 from hypothesis import HealthCheck, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
@@ -262,6 +262,18 @@ def test_a_new_version_brings_a_column(settings: Settings, monkeypatch: pytest.M
     other.promote(2)
     with pytest.raises(ServedTableRefusedError, match="its column n is"):
         other.publisher().publish()
+
+
+def test_a_sink_whose_files_do_not_tell_its_rows_is_refused(world: World) -> None:
+    """A person must mend that, so it is another error than that of a table which is not there yet."""
+    world.append(1, [1])
+    world.publisher().publish()
+    DeltaTable(world.settings.sink(world.pipelines[1])).alter.add_feature(
+        TableFeatures.DeletionVectors, allow_protocol_versions_increase=True
+    )
+    world.append(1, [2])
+    with pytest.raises(ServedTableRefusedError, match="has deletion vectors"):
+        world.publisher().publish()
 
 
 def test_an_active_version_without_a_served_table(world: World) -> None:
