@@ -294,7 +294,7 @@ def test_a_verdict_corrects_if_the_policy_says_so(
         "passed": not unexplained,
     }
     monkeypatch.setattr("hindcast.verdict.judge.judge", lambda *_: row)
-    monkeypatch.setattr(app, "_import_great_expectations", lambda: None)
+    monkeypatch.setattr(app, "_import_great_expectations_meanwhile", lambda: None)
     pipeline = hindcast.pipeline("p")
     monkeypatch.setattr(pipeline, "correct", lambda run_id: {"run_id": run_id, "corrected": True})
     shown = pipeline.judge("r-1", policy=policy)
