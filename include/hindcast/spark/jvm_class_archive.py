@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from hindcast.errors import PrerequisiteError
 from hindcast.pipeline import Pipeline, Table, Topic, Window, pipeline
-from hindcast.settings import Settings
+from hindcast.settings import PREFIX, Settings
 from hindcast.spark import kafka_source, parquet_writer, session
 
 #: The practice takes one minute, and four on a busy machine.
@@ -75,10 +75,14 @@ def make(settings: Settings, say: Callable[[str], None] = print) -> None:
 def _run_practice(settings: Settings, home: Path, draft: Path) -> None:
     """Run the practice session as a process that leaves the archive in ``draft``.
 
+    It runs on this machine alone, whatever cluster and store the deployment has: all sessions load the same
+    classes.
+
     :raises PrerequisiteError: if it breaks or hangs
     """
-    own = settings.model_copy(update={"home": home, "jars_dir": settings.spark_jars_dir})
-    environment = {**os.environ, **own.environment()}
+    own = Settings.model_construct(home=home, jars_dir=settings.spark_jars_dir)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}
+    environment = {**inherited, **own.environment()}
     command = [sys.executable, "-m", "hindcast.spark.jvm_class_archive", str(draft)]
     try:
         ended = subprocess.run(

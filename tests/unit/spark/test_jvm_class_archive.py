@@ -79,3 +79,30 @@ def test_a_practice_session_that_breaks_leaves_nothing(
     with pytest.raises(PrerequisiteError, match=r"java\.lang\.Trouble|took more than"):
         jvm_class_archive.make(own, lambda _: None)
     assert not list(own.spark_jars_dir.iterdir())
+
+
+@pytest.mark.usefixtures("java")
+def test_it_practises_on_this_machine_alone(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever cluster, store and settings of Spark the deployment has: they change no class, and a practice
+    with them would need them to be there.
+    """
+    deployed = {
+        "spark_master": "spark://far:7077",
+        "checkpoints_url": "s3://lake/c",
+        "spark_conf": {"a": "b"},
+    }
+    monkeypatch.setenv("HINDCAST_SPARK_MASTER", "spark://far:7077")
+    monkeypatch.setenv("HINDCAST_STORAGE_OPTIONS", '{"aws_region": "here"}')
+    given: dict[str, str] = {}
+
+    def run(command: list[str], *, env: dict[str, str], **_: Any) -> subprocess.CompletedProcess[str]:
+        given.update(env)
+        Path(command[-1]).write_text("classes")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    jvm_class_archive.make(own.model_copy(update=deployed), lambda _: None)
+    assert given["HINDCAST_SPARK_MASTER"].startswith("local")
+    assert given["HINDCAST_JARS_DIR"] == str(own.jars_dir)
+    assert given["HINDCAST_SPARK_CONF"] == given["HINDCAST_STORAGE_OPTIONS"] == "{}"
+    assert "HINDCAST_CHECKPOINTS_URL" not in given
