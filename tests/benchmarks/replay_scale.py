@@ -38,6 +38,8 @@ from hindcast_sandbox import broker, jars
 _GROWTH = 10.5
 _TIMES = 10
 _EXECUTORS = (1, 2, 4)
+#: Ten million records on two cores take a stream three minutes.
+_READ_SECONDS = 900.0
 #: Records a second of event time. The last one happens now.
 _RATE = 5_000.0
 
@@ -52,8 +54,9 @@ def consumed(settings: Settings, topic: str, rows: int, folder: Path) -> Ours:
     try:
         side.start()
         sending = sender(settings, topic, file, load, time.time())
-        expect(sending.wait() == 0, "the load is sent")
-        wait_read(side, load)
+        sending.communicate()
+        expect(sending.returncode == 0, "the load is sent")
+        wait_read(side, load, _READ_SECONDS)
     finally:
         side.end()
         file.unlink()

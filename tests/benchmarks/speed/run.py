@@ -120,11 +120,11 @@ def sender(
     return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
 
 
-def wait_read(side: Side, load: Workload) -> None:
-    """Wait until the side has committed all of the load."""
+def wait_read(side: Side, load: Workload, seconds: float = _READ_SECONDS) -> None:
+    """Wait until the side has committed all of the load, for at most so long."""
     wait_until(
         lambda: records_in(side.commits()) >= load.rows,
-        _READ_SECONDS,
+        seconds,
         f"{side.name} has read {load.rows} records",
         every=1.0,
     )

@@ -62,7 +62,13 @@ def main() -> None:
             value = content[at : at + value_bytes]
             at += value_bytes
             callback = delivered if sent % _SAMPLED == 0 else None
-            producer.produce(asked.topic, value, key, partition, callback)
+            while True:
+                try:
+                    producer.produce(asked.topic, value, key, partition, callback)
+                except BufferError:  # so many wait to be sent
+                    producer.poll(0.1)
+                else:
+                    break
             sent += 1
         producer.poll(0)
         time.sleep(_TICK_SECONDS)  # records are due by the clock
