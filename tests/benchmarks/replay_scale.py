@@ -38,6 +38,7 @@ from hindcast_sandbox import broker, jars
 _GROWTH = 10.5
 _TIMES = 10
 _EXECUTORS = (1, 2, 4)
+_COLLECTOR = "-XX:+UseSerialGC"
 #: Ten million records on two cores take a stream three minutes.
 _READ_SECONDS = 900.0
 #: Records a second of event time. The last one happens now.
@@ -88,7 +89,8 @@ def measure(settings: Settings, folder: Path, rows: int) -> Iterator[Figure]:
     for executors in _EXECUTORS:
         place = folder / f"cluster-{executors}"
         place.mkdir()
-        with running_cluster(place, executors=executors) as cluster:
+        # With the optimising compiler, which the cluster of the tests does without.
+        with running_cluster(place, executors=executors, executor_options=_COLLECTOR) as cluster:
             conf = {
                 "spark.executor.cores": "1",
                 "spark.executor.memory": EXECUTOR_MEMORY,

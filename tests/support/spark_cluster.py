@@ -154,16 +154,22 @@ def _family(process: psutil.Popen) -> list[psutil.Process]:
 
 @contextmanager
 def running_cluster(
-    folder: Path, *, executors: int = 1, workers: int = 1, has_library: bool = False
+    folder: Path,
+    *,
+    executors: int = 1,
+    workers: int = 1,
+    has_library: bool = False,
+    executor_options: str = SMALL_JVM,
 ) -> Iterator[Cluster]:
     """A master, and workers with two cores or one for each executor, for as long as the context lasts.
 
     :param executors: how many a worker has room for
     :param has_library: the Python of the drivers' own has this library, which executors use, too
+    :param executor_options: of the executors' JVMs
     """
     port, pages_port = (str(number) for number in free_ports(2))
     (folder / "spark-defaults.conf").write_text(
-        f"spark.executor.memory {EXECUTOR_MEMORY}\nspark.executor.extraJavaOptions {SMALL_JVM}\n"
+        f"spark.executor.memory {EXECUTOR_MEMORY}\nspark.executor.extraJavaOptions {executor_options}\n"
     )
     cluster = Cluster(folder, int(port), int(pages_port), executors, has_library)
     with ExitStack() as ending:
