@@ -104,8 +104,9 @@ class ServedTable:
 
     installation: Installation
     pipeline: str
-    #: What the table had at the end of the last step: as a commit says it.
+    #: What the table had at the end of the last step, as a commit says it, and which version of it that was.
     _reached: list[dict[str, Any]] = field(default_factory=list, init=False, repr=False)
+    _reached_at: tuple[str, int] = field(default=("", -1), init=False, repr=False)
 
     def publish(self) -> Published | None:
         """Bring the table up to what readers get now.
@@ -154,9 +155,13 @@ class ServedTable:
                 self._create(url, reading, served)
             # What was read may be older than what another process has published meanwhile.
             return True
-        if _parts(reading) == self._reached:
+        version = (str(table.metadata().id), table.version())
+        reached: list[dict[str, Any]] = []
+        if version == self._reached_at:  # nobody has written to the table since, nor made it again
+            reached = self._reached
+        if _parts(reading) == reached:
             return False
-        step = _next_step(reading, self._published(url, table), self._reached)
+        step = _next_step(reading, self._published(url, table), reached)
         reach("served.3")  # 3. what does the table lack?
         wanted = {piece.name: piece for piece in self._pieces(step.reading)}
         there = pa.table(table.get_add_actions()).to_pylist()
@@ -171,7 +176,9 @@ class ServedTable:
             done.commits += 1
             done.added += len(added)
             done.removed += len(removed)
+            version = (version[0], version[1] + 1)
         self._reached = _parts(step.reading)
+        self._reached_at = version
         return self._reached != _parts(reading)
 
     def _pieces(self, reading: Reading) -> list[Piece]:

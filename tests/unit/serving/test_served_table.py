@@ -4,6 +4,7 @@ and promoted, whoever dies in the middle, and however many publish at once.
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -274,6 +275,30 @@ def test_a_sink_whose_files_do_not_tell_its_rows_is_refused(world: World) -> Non
     world.append(1, [2])
     with pytest.raises(ServedTableRefusedError, match="has deletion vectors"):
         world.publisher().publish()
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_table_that_is_gone_is_made_again(world: World, *, joined: bool) -> None:
+    """By the same publisher, whether or not there is news: what it remembers is of another table."""
+    publisher = world.publisher()
+    world.append(1, [1])
+    world.append(1, [2])
+    publisher.publish()
+    shutil.rmtree(world.url)
+    if joined:
+        world.join(1)
+    publisher.publish()
+    world.check()
+
+
+def test_what_others_write_is_taken_out(world: World) -> None:
+    """And what they removed is there again."""
+    publisher = world.publisher()
+    world.append(1, [1, 2])
+    publisher.publish()
+    write_deltalake(world.url, DeltaTable(world.url).to_pyarrow_table().slice(0, 1), mode="overwrite")
+    publisher.publish()
+    world.check()
 
 
 def test_an_active_version_without_a_served_table(world: World) -> None:
