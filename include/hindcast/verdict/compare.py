@@ -171,7 +171,8 @@ def compare(sides: Sides, samples: int) -> Comparison:
         kept: list[Difference] = []
         if totals["different"]:
             if not expects_some:
-                # In one plan with the order of the samples, each expression would stand in each other's.
+                # So the samples have a small plan of their own. In one with the comparison's, Spark would put
+                # the expressions into each other.
                 found = caches.enter_context(cached(found))
             for row in _most_telling(found, keys, samples):
                 kept.extend(_samples(row))
