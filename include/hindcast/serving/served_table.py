@@ -45,6 +45,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.schema import PrimitiveType
 from deltalake.transaction import AddAction, RemoveAction
 
+from hindcast.catalog import Catalog
 from hindcast.delta.column_statistics import statistics_of_file
 from hindcast.delta.commit import METADATA_KEY, commits_down, read_actions, until_it_lands
 from hindcast.delta.files import filesystem
@@ -287,12 +288,17 @@ class ServedTable:
             yield path, partition
 
 
+def is_served(catalog: Catalog, pipeline: str) -> bool:
+    """Whether any version of the pipeline that is declared has a served table."""
+    declared = catalog.declared.items()
+    return any(name == pipeline and one.sink.served is not None for (name, _), one in declared)
+
+
 def follow(installation: Installation, pipeline: str) -> None:
     """Publish at once what has changed for readers, if the pipeline has a served table. A failure is only
     logged: a worker's next look, `hindcast publish` or the upkeep does it.
     """
-    versions = installation.catalog.versions(pipeline)
-    if not any(installation.catalog.of(pipeline, version).sink.served for version in versions):
+    if not is_served(installation.catalog, pipeline):
         return
     try:
         ServedTable(installation, pipeline).publish()

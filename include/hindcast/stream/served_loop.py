@@ -13,7 +13,7 @@ import structlog
 
 from hindcast.errors import BadInputError, HindcastError, ServedTableRefusedError, UnknownVersionError
 from hindcast.installation import Installation
-from hindcast.serving.served_table import ServedTable
+from hindcast.serving.served_table import ServedTable, is_served
 from hindcast.settings import Settings
 from hindcast.stream.running_shard import RunningShard
 from hindcast.stream.warn_once import WarnOnce
@@ -51,7 +51,7 @@ class ServedLoop:
     def publish(self) -> None:
         """Publish what has changed. A failure is left to the next pass."""
         for pipeline in sorted(self._pipelines()):
-            if not self._is_served(pipeline):
+            if not is_served(self._installation.catalog, pipeline):
                 continue
             if pipeline not in self._tables:
                 self._tables[pipeline] = ServedTable(self._installation, pipeline)
@@ -77,11 +77,6 @@ class ServedLoop:
             for shard in self._running()
             if _FIRST_PARTITION in shard.runner.end_offsets
         }
-
-    def _is_served(self, pipeline: str) -> bool:
-        """Whether any version of it that this process knows has a served table."""
-        declared = self._installation.catalog.declared
-        return any(name == pipeline and one.sink.served is not None for (name, _), one in declared.items())
 
     def _read_files_again(self) -> None:
         self._installation = Installation(self._settings)
