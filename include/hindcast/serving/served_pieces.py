@@ -24,7 +24,7 @@ from hindcast.delta.files import filesystem
 from hindcast.delta.older_log import open_version
 from hindcast.serving.corrected_windows import WINDOW_END, CorrectedRange
 from hindcast.serving.reading import Reading
-from hindcast.tables.sink_files import files_of
+from hindcast.tables.sink_files import check_files_tell_rows
 
 #: The windows with the first < end <= the second, in epoch milliseconds.
 Interval = tuple[int, int]
@@ -97,8 +97,7 @@ def pieces_of(reading: Reading) -> Iterator[Piece]:
     for part, after_ms, to_ms in reading.parts():
         bounds = (_or(after_ms, -_EVER), _or(to_ms, _EVER))
         yield from _of_sink(part, bounds)
-        for corrected in part.corrected.within(*bounds):
-            yield _of_correction(part, corrected, bounds)
+        yield from _of_corrections(part, bounds)
 
 
 def _of_sink(reading: Reading, bounds: Interval) -> Iterator[Piece]:
@@ -117,17 +116,22 @@ def _of_sink(reading: Reading, bounds: Interval) -> Iterator[Piece]:
             yield Piece(source, reading, path, windows=tuple(kept))
 
 
-def _of_correction(reading: Reading, corrected: CorrectedRange, bounds: Interval) -> Piece:
-    after_ms, to_ms = _overlap(_interval(corrected), bounds)
-    taken = CorrectedRange(after_ms, to_ms, corrected.run_id, corrected.end)
+def _of_corrections(reading: Reading, bounds: Interval) -> Iterator[Piece]:
+    """:param bounds: the windows that readers get from this version"""
+    ranges = reading.corrected.within(*bounds)
+    if not ranges:
+        return
     table_id = reading.corrections.open(reading.corrected.version).metadata().id
-    source = _digest(f"{table_id}/{taken.run_id}/{after_ms}/{to_ms}", _SOURCE_DIGITS)
-    return Piece(source, reading, correction=taken)
+    for corrected in ranges:
+        after_ms, to_ms = _overlap(_interval(corrected), bounds)
+        taken = CorrectedRange(after_ms, to_ms, corrected.run_id, corrected.end)
+        source = _digest(f"{table_id}/{taken.run_id}/{after_ms}/{to_ms}", _SOURCE_DIGITS)
+        yield Piece(source, reading, correction=taken)
 
 
 def _files(sink: DeltaTable) -> Iterator[tuple[str, Interval]]:
     """Each file, and an interval that has all of its windows."""
-    files_of(sink)  # refuses a table whose files do not tell its rows
+    check_files_tell_rows(sink)
     files = pa.table(sink.get_add_actions(flatten=True))
     for file in files.to_pylist():
         lowest = file.get("min.window.end")

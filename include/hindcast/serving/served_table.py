@@ -263,19 +263,23 @@ class ServedTable:
 
         :param names: of the pieces that it has
         """
+        other_types = _sinks_of_other_types(step.reading, schema)
         for name, piece in wanted.items():
             if name in names:
                 continue
             data_change = piece.source not in step.quiet
-            for path, partition in self._files(url, piece, schema, served):
+            rewritten = bool(served.partition_by) or piece.reading.sink_url in other_types
+            for path, partition in self._files(url, piece, schema, served, rewritten=rewritten):
                 yield _addition(url, path, partition, schema, self._options, data_change)
 
     def _files(
-        self, url: str, piece: Piece, schema: pa.Schema, served: Served
+        self, url: str, piece: Piece, schema: pa.Schema, served: Served, *, rewritten: bool
     ) -> Iterator[tuple[str, dict[str, str | None]]]:
-        """Write the files of a piece; each with the values of its partition."""
-        is_whole = piece.path and piece.windows is None and not served.partition_by
-        if is_whole and not _needs_cast(piece, schema):
+        """Write the files of a piece; each with the values of its partition.
+
+        :param rewritten: whether a file of the sink cannot be taken as it is, though all of its rows are
+        """
+        if piece.path and piece.windows is None and not rewritten:
             path = _new_path(piece)
             _copy(piece.reading.sink_url, piece.path, url, path, self._options)
             yield path, {}
@@ -471,13 +475,15 @@ def _columns(reading: Reading, served: Served) -> Schema:
     return Schema(columns)
 
 
-def _needs_cast(piece: Piece, schema: pa.Schema) -> bool:
-    """Whether the sink of a piece has a column of another type than the table."""
-    sink = open_table(piece.reading.sink_url, piece.reading.storage_options)
-    for column in pa.schema(sink.schema().to_arrow()):
-        if column.name in schema.names and schema.field(column.name).type != column.type:
-            return True
-    return False
+def _sinks_of_other_types(reading: Reading, schema: pa.Schema) -> set[str]:
+    """The sinks with a column of another type than the table's. The active version's has none."""
+    found = set()
+    for part in reading.earlier:
+        sink = open_table(part.reading.sink_url, part.reading.storage_options)
+        for column in pa.schema(sink.schema().to_arrow()):
+            if column.name in schema.names and schema.field(column.name).type != column.type:
+                found.add(part.reading.sink_url)
+    return found
 
 
 def _as_columns(rows: pa.Table, schema: pa.Schema, pipeline: str) -> pa.Table:

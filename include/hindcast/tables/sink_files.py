@@ -138,16 +138,21 @@ def hides_rows(table: DeltaTable) -> str:
     return ""
 
 
-def files_of(table: DeltaTable) -> FileList:
-    """The files at the version of a handle.
-
-    :raises BadInputError: if the files alone do not tell the rows
-    """
+def check_files_tell_rows(table: DeltaTable) -> None:
+    """:raises BadInputError: if the files alone do not tell the rows"""
     hiding = hides_rows(table)
     if hiding:
         problem = f"The table {table.table_uri} has {hiding}: its files do not say which rows it has"
         cure = "Hindcast writes none of that: restore the table as it was before. "
         cure += "A stream that others run can be judged on such a table if it has a window."
         raise BadInputError(problem=problem, cure=cure)
+
+
+def files_of(table: DeltaTable) -> FileList:
+    """The files at the version of a handle.
+
+    :raises BadInputError: if the files alone do not tell the rows
+    """
+    check_files_tell_rows(table)
     paths = pa.table(table.get_add_actions())["path"].to_pylist()
     return FileList(table.schema().to_json(), frozenset(paths))
