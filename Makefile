@@ -217,6 +217,14 @@ bench-scale: env jars ## what a replay of ten million records (ROWS) costs besid
 bench-many: env jars ## eight pipelines of 500 records a second in two workers, Airflow beside them: latency and memory
 	@PYTHONPATH=include:tests $(BIN)/python tests/benchmarks/eight_pipelines.py
 
+.PHONY: bench-long
+bench-long: env jars ## ten thousand batches (BATCHES) of one worker: the time of a batch and its memory against those of its first minutes, most of an hour
+	@PYTHONPATH=include:tests $(BIN)/python tests/benchmarks/long_stream.py $(if $(BATCHES),--batches "$(BATCHES)")
+
+.PHONY: bench-compare
+bench-compare: env jars ## what comparing two whole tables costs beside reading both once (ROWS, PAIRS)
+	@PYTHONPATH=include:tests $(BIN)/python tests/benchmarks/compare_cost.py $(if $(ROWS),--rows "$(ROWS)") $(if $(PAIRS),--pairs "$(PAIRS)")
+
 .PHONY: bench-raising
 bench-raising: env jars ## how long a shard stands still for one record of 100,000 (ROWS) on which its function raises
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/raising_record.py $(if $(ROWS),--rows "$(ROWS)")
