@@ -34,6 +34,8 @@ def main() -> int:
     began = time.monotonic()
     seed = options.seed or str(secrets.randbelow(10**9))
     print(f"Playing {options.examples} histories of the streams' protocols with SEED={seed}.", flush=True)
+    # Each process of the pool plays alone. More threads of delta-rs and Arrow would only get into each other's way.
+    os.environ.update(TOKIO_WORKER_THREADS="1", OMP_NUM_THREADS="1")
     with multiprocessing.get_context("spawn").Pool(os.cpu_count()) as pool:
         broken, seen = _histories(pool, seed, options.examples)
         missed = 0
