@@ -15,10 +15,8 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 
 from benchmarks.speed.measure import rows_of_delta
@@ -27,9 +25,9 @@ from benchmarks.speed.sides import NAME, Ours
 from benchmarks.speed.workload import Workload
 from benchmarks.start_cost import send
 from support.benchmark_figures import Figure, expect, print_figures
+from support.benchmark_home import home_with_broker
 
 from hindcast.settings import Settings
-from hindcast_sandbox import broker, jars
 
 #: The goal of the ratio of the times.
 _MOST = 1.3
@@ -104,17 +102,9 @@ def main() -> int:
     )
     parser.add_argument("--seconds", type=float, default=3600.0, help="of event time")
     asked = parser.parse_args()
-    own = Settings()
-    with tempfile.TemporaryDirectory(prefix="hindcast-cold-", ignore_cleanup_errors=True) as folder:
-        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir})
-        with redirect_stdout(sys.stderr):
-            jars.fetch(settings)
-        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
-        try:
-            load = Workload(asked.rate, asked.seconds)
-            return print_figures(measure(settings, Path(folder), load, asked.pairs))
-        finally:
-            broker.stop(settings)
+    with home_with_broker("cold") as settings:
+        load = Workload(asked.rate, asked.seconds)
+        return print_figures(measure(settings, settings.home, load, asked.pairs))
 
 
 if __name__ == "__main__":

@@ -13,21 +13,18 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from support.benchmark_figures import Figure, expect, print_figures
+from support.benchmark_home import benchmark_home
 
-from hindcast.settings import Settings
 from hindcast.spark import session
 from hindcast.verdict.compare import Comparison, Sides, compare
-from hindcast_sandbox import jars
 
 _KEYS = ("window", "ticker")
 _TICKERS = 1000
@@ -115,14 +112,10 @@ def main() -> int:
     parser.add_argument("--rows", type=int, default=3_000_000)
     parser.add_argument("--pairs", type=int, default=5)
     asked = parser.parse_args()
-    own = Settings()
-    with tempfile.TemporaryDirectory(prefix="hindcast-compare-", ignore_cleanup_errors=True) as folder:
-        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir})
-        with redirect_stdout(sys.stderr):
-            jars.fetch(settings)
-        spark = session.build(settings.model_copy(update={"spark_driver_memory": "2g"}), "compare-cost")
+    with benchmark_home("compare", spark_driver_memory="2g") as settings:
+        spark = session.build(settings, "compare-cost")
         try:
-            return print_figures(measure(spark, Path(folder), asked.rows, asked.pairs))
+            return print_figures(measure(spark, settings.home, asked.rows, asked.pairs))
         finally:
             spark.stop()
 

@@ -14,7 +14,6 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
@@ -34,12 +33,13 @@ from benchmarks.speed.run import create_topic, sender
 from benchmarks.speed.sides import module_of
 from benchmarks.speed.workload import Workload
 from support.benchmark_figures import Figure, percentile, print_figures
+from support.benchmark_home import benchmark_home, memory_bytes
 from support.waiting import wait_until
 
 from hindcast.installation import Installation
 from hindcast.leases.lease import StatusType
 from hindcast.settings import Settings
-from hindcast_sandbox import broker, jars, stack
+from hindcast_sandbox import broker, stack
 
 _WORKERS = 2
 _OWNED_SECONDS = 400.0
@@ -83,7 +83,7 @@ def measure(settings: Settings, count: int, rate: float, warm_up: float, seconds
     time.sleep(max(start + warm_up - time.time(), 0.0))  # until it is warm
     memory = []
     while time.time() < start + load.seconds:
-        memory.append(_memory_bytes(settings.home))
+        memory.append(memory_bytes(_processes(settings.home)))
         time.sleep(_LOOK_SECONDS)  # between two looks
     found: list[float] = []
     for name, sending in zip(names, senders, strict=True):
@@ -111,14 +111,12 @@ def _commits(installation: Installation, name: str) -> list[Commit]:
     return commits_of_ledger(installation.ledger.batches(name))
 
 
-def _memory_bytes(home: Path) -> int:
-    """Of all processes of the installation; a page that several share counts once."""
-    total = 0
+def _processes(home: Path) -> Iterator[psutil.Process]:
+    """All of the installation."""
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):
             if process.environ().get("HINDCAST_HOME") == str(home):
-                total += process.memory_full_info().pss
-    return total
+                yield process
 
 
 def main() -> int:
@@ -130,16 +128,12 @@ def main() -> int:
     parser.add_argument("--warm-up", type=float, default=120.0)
     parser.add_argument("--seconds", type=float, default=60.0, help="that are measured")
     asked = parser.parse_args()
-    own = Settings()
-    with tempfile.TemporaryDirectory(prefix="hindcast-many-", ignore_cleanup_errors=True) as folder:
-        home = Path(folder)
+    with benchmark_home("many") as own:
+        install(own)
+        address = broker.address(broker.start(own))
         settings = own.model_copy(
-            update={"home": home, "jars_dir": own.spark_jars_dir, "pipelines_dir": home / "pipelines"}
+            update={"pipelines_dir": own.home / "pipelines", "bootstrap_servers": address}
         )
-        install(settings)
-        with redirect_stdout(sys.stderr):
-            jars.fetch(settings)
-        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
         try:
             return print_figures(measure(settings, asked.pipelines, asked.rate, asked.warm_up, asked.seconds))
         finally:

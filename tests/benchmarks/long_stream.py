@@ -18,25 +18,22 @@ import argparse
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from contextlib import redirect_stdout, suppress
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
 from benchmarks.speed.install import install
 from benchmarks.speed.measure import check_answer
 from benchmarks.speed.run import create_topic, sender
 from benchmarks.speed.sides import Ours
 from benchmarks.speed.workload import Workload
 from support.benchmark_figures import Figure, print_figures
+from support.benchmark_home import home_with_broker, memory_bytes
 
 from hindcast.settings import Settings
-from hindcast_sandbox import broker, jars
 
 _RATE = 500.0
 #: The load is made for the first minutes of a JVM, and so many seconds a batch. If they
@@ -97,7 +94,8 @@ def _watch(
     """
     memory = []
     while True:
-        memory.append((time.time(), _memory_bytes(side.process)))
+        worker = side.process
+        memory.append((time.time(), memory_bytes([worker, *worker.children(recursive=True)])))
         commits = [commit.at_ms / 1000 for commit in side.commits()]
         took = timedelta(seconds=round(commits[-1] - commits[0])) if commits else "no time"
         print(  # noqa: T201 - progress
@@ -112,18 +110,10 @@ def _watch(
         time.sleep(_LOOK_SECONDS)  # between two looks
 
 
-def _memory_bytes(process: psutil.Process) -> int:
-    total = 0
-    for one in [process, *process.children(recursive=True)]:
-        with suppress(psutil.Error, OSError):
-            total += one.memory_full_info().pss
-    return total
-
-
 def _batch_seconds(commits: Sequence[float], number: int) -> float:
     """Median time of the batches about the one of this number, or of the last ones before it."""
     first = min(number + _ABOUT // 2, len(commits)) - _ABOUT
-    about = commits[max(first, 0) : max(first, 0) + _ABOUT]
+    about = commits[first : first + _ABOUT]
     return statistics.median(later - earlier for earlier, later in pairwise(about))
 
 
@@ -142,19 +132,9 @@ def main() -> int:
     asked = parser.parse_args()
     if asked.batches < 2 * _ABOUT:
         parser.error(f"--batches must be at least {2 * _ABOUT}")
-    own = Settings()
-    with tempfile.TemporaryDirectory(prefix="hindcast-long-", ignore_cleanup_errors=True) as folder:
-        settings = own.model_copy(
-            update={"home": Path(folder), "jars_dir": own.spark_jars_dir, "trigger_seconds": 0.0}
-        )
-        with redirect_stdout(sys.stderr):
-            jars.fetch(settings)
+    with home_with_broker("long", trigger_seconds=0.0) as settings:
         install(settings)
-        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
-        try:
-            return print_figures(measure(settings, Path(folder) / "long", asked.batches))
-        finally:
-            broker.stop(settings)
+        return print_figures(measure(settings, settings.home / "long", asked.batches))
 
 
 if __name__ == "__main__":

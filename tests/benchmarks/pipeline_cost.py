@@ -14,19 +14,18 @@ import argparse
 import json
 import statistics
 import sys
-import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import structlog
 from kafka import KafkaProducer
 from kafka.partitioner.default import murmur2
 from pyspark.sql import SparkSession
+from support.benchmark_home import home_with_broker
 from support.live_stream import ledger
 from support.workload_harness import Workload, renamed
 
@@ -41,7 +40,6 @@ from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import plan_replay
 from hindcast.settings import Settings, project_root
 from hindcast.spark import kafka_source, session
-from hindcast_sandbox import broker, jars
 from hindcast_sandbox.generators import GENERATORS
 
 PARTITIONS = 4
@@ -148,20 +146,12 @@ def session_and_broker(app: str, **changes: Any) -> Iterator[tuple[SparkSession,
     """A session and a broker of their own, in a folder that is gone afterwards; ``changes`` are settings of
     the session.
     """
-    own = Settings()
-    with tempfile.TemporaryDirectory(prefix=f"hindcast-{app}-", ignore_cleanup_errors=True) as folder:
-        settings = own.model_copy(
-            update={"home": Path(folder), "jars_dir": own.spark_jars_dir, "trigger_seconds": 0.0}
-        )
-        with redirect_stdout(sys.stderr):
-            jars.fetch(settings)
-        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
+    with home_with_broker(app, trigger_seconds=0.0) as settings:
         spark = session.build(settings.model_copy(update=changes), app)
         try:
             yield spark, settings
         finally:
             spark.stop()
-            broker.stop(settings)
 
 
 def main() -> None:

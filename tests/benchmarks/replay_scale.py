@@ -16,10 +16,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +26,11 @@ from benchmarks.speed.run import create_topic, sender, wait_read
 from benchmarks.speed.sides import NAME, Ours
 from benchmarks.speed.workload import Workload
 from support.benchmark_figures import Figure, expect, print_figures
+from support.benchmark_home import home_with_broker
 from support.spark_cluster import EXECUTOR_MEMORY, running_cluster
 
 from hindcast.processes import programs
 from hindcast.settings import Settings
-from hindcast_sandbox import broker, jars
 
 #: Of the time for ten times the records.
 _GROWTH = 10.5
@@ -113,17 +111,9 @@ def main() -> int:
     )
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the large topic")
     asked = parser.parse_args()
-    own = Settings()
-    with tempfile.TemporaryDirectory(prefix="hindcast-scale-", ignore_cleanup_errors=True) as folder:
-        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir})
-        with redirect_stdout(sys.stderr):
-            jars.fetch(settings)
+    with home_with_broker("scale") as settings:
         install(settings)
-        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
-        try:
-            return print_figures(measure(settings, Path(folder), asked.rows))
-        finally:
-            broker.stop(settings)
+        return print_figures(measure(settings, settings.home, asked.rows))
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import redirect_stdout
 from pathlib import Path
 
 from benchmarks.speed.run import create_topic
@@ -26,10 +24,10 @@ from benchmarks.speed.sides import Ours, Side, Tuned
 from benchmarks.speed.workload import Workload
 from kafka import KafkaProducer
 from support.benchmark_figures import Figure, print_figures
+from support.benchmark_home import home_with_broker
 from support.waiting import wait_until
 
 from hindcast.settings import Settings, project_root
-from hindcast_sandbox import broker, jars
 
 _BACKLOG = Workload(rate=1_000.0, seconds=20.0)
 _COMMIT_SECONDS = 240.0
@@ -113,16 +111,8 @@ def main() -> int:
     )
     parser.add_argument("--pairs", type=int, default=5)
     asked = parser.parse_args()
-    own = Settings()
-    with tempfile.TemporaryDirectory(prefix="hindcast-start-", ignore_cleanup_errors=True) as folder:
-        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir})
-        with redirect_stdout(sys.stderr):
-            jars.fetch(settings)
-        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
-        try:
-            return print_figures(measure(settings, Path(folder), asked.pairs))
-        finally:
-            broker.stop(settings)
+    with home_with_broker("start") as settings:
+        return print_figures(measure(settings, settings.home, asked.pairs))
 
 
 if __name__ == "__main__":

@@ -7,10 +7,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
-from contextlib import redirect_stdout
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -25,11 +23,11 @@ from benchmarks.speed.sides import SIDES, Side, bench_folder
 from benchmarks.speed.workload import Workload
 from kafka import KafkaAdminClient
 from support.benchmark_figures import percentile
+from support.benchmark_home import home_with_broker
 from support.fault_runs import work_tree
 from support.waiting import wait_until
 
 from hindcast.settings import Settings
-from hindcast_sandbox import broker, jars
 
 _SEND = Path(__file__).with_name("send.py")
 #: From the moment at which a side is ready to the first record: encoding is done then.
@@ -151,23 +149,15 @@ def main() -> None:
         asked.side = asked.side or list(_QUICK)
     sides = [SIDES[name] for name in asked.side or SIDES]
     load = Workload(asked.rate, asked.warm_up + asked.seconds, partitions=asked.partitions, burst=asked.burst)
-    own = Settings()
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    with tempfile.TemporaryDirectory(prefix="hindcast-bench-", ignore_cleanup_errors=True) as folder:
-        settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir})
-        with redirect_stdout(sys.stderr):
-            jars.fetch(settings)
+    with home_with_broker("bench") as settings:
         install(settings)
-        settings = settings.model_copy(update={"bootstrap_servers": broker.address(broker.start(settings))})
-        try:
-            for number in range(asked.pairs):
-                for kind in sides if number % 2 == 0 else reversed(sides):
-                    name = kind.name.replace(" ", "-")
-                    result = run_once(settings, kind, load, asked.warm_up, Path(folder) / f"{name}-{number}")
-                    found[kind.name].append(result)
-                    print(json.dumps(result), file=sys.stderr, flush=True)  # noqa: T201 - progress
-        finally:
-            broker.stop(settings)
+        for number in range(asked.pairs):
+            for kind in sides if number % 2 == 0 else reversed(sides):
+                name = kind.name.replace(" ", "-")
+                result = run_once(settings, kind, load, asked.warm_up, settings.home / f"{name}-{number}")
+                found[kind.name].append(result)
+                print(json.dumps(result), file=sys.stderr, flush=True)  # noqa: T201 - progress
     commit, dirty = work_tree()
     record = record_of(
         {kind.name: found[kind.name] for kind in sides},
@@ -182,7 +172,7 @@ def main() -> None:
     name = f"{asked.rate:.0f}"
     if asked.partitions != Workload.partitions:
         name += f"-{asked.partitions}-partitions"
-    written = own.home / "bench-results" / f"{name}.json"
+    written = Settings().home / "bench-results" / f"{name}.json"
     record.write(written)
     if asked.record:
         record.write(RECORDS / written.name)
