@@ -461,7 +461,7 @@ class TestWhileTheStreamsArePaused:
         want(platform, DesiredState.RUNNING)
         assert platform.ended("replay.stock_stats", dag_run) == "success"
         task = platform.tasks("replay.stock_stats", dag_run)[0]
-        assert task["try_number"] == 1
+        assert task["try_number"] == 1, platform.audit(dag_run)
         assert platform.xcom(task)["input_rows"] == 5 * len(first)
 
     def test_a_failing_verdict_fails_its_task_and_names_the_rows(self, platform: Platform) -> None:

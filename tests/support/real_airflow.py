@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from hindcast.errors import ServiceError
 from hindcast.leases.delta_store import LeaseTable
@@ -157,6 +158,11 @@ class Platform:
         return json.dumps(
             self.api("GET", f"{self._path(task)}/logs/{task['try_number']}?map_index={task['map_index']}")
         )
+
+    def audit(self, run_id: str) -> list[str]:
+        """What Airflow noted of the tasks of a run, the oldest first."""
+        notes = self.api("GET", f"/eventLogs?run_id={quote(run_id)}&order_by=when&limit=100")["event_logs"]
+        return [f"{note['when']} {note['event']} {note['extra'] or ''}" for note in notes]
 
     def _path(self, task: dict[str, Any]) -> str:
         return f"/dags/{task['dag_id']}/dagRuns/{task['dag_run_id']}/taskInstances/{task['task_id']}"

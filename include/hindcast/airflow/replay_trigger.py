@@ -1,19 +1,15 @@
-"""The trigger behind which a replay waits for its stream.
-
-It only reads tables, so two triggerers may run it at once, and it may be stopped at any moment.
-"""
+"""The trigger behind which a replay waits for its stream."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 import structlog
-from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from hindcast.airflow.deferred_trigger import DeferredTrigger
 from hindcast.errors import HindcastError
 from hindcast.installation import Installation
 from hindcast.replay.wait_for_stream import Awaited, Progress, read_progress
@@ -32,7 +28,7 @@ class Wait(StrEnum):
     OVER = "over"  # the limit came first
 
 
-class ConsumedTrigger(BaseTrigger):
+class ConsumedTrigger(DeferredTrigger):
     """Fires once the stream has what a replay waits for, or at the limit.
 
     Its event is JSON: {wait: met or over, paused: whether the pipeline is paused, text: how far it is}.
@@ -44,16 +40,15 @@ class ConsumedTrigger(BaseTrigger):
     """
 
     def __init__(self, awaited: dict[str, Any], until: str, tries: int = 0) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.awaited = awaited
         self.until = until
         self.tries = tries
 
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        path = f"{type(self).__module__}.{type(self).__qualname__}"
-        return path, {"awaited": self.awaited, "until": self.until, "tries": self.tries}
+    def arguments(self) -> dict[str, Any]:
+        return {"awaited": self.awaited, "until": self.until, "tries": self.tries}
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
+    async def wait(self) -> dict[str, Any]:
         awaited = Awaited.from_json(self.awaited)
         until = datetime.fromisoformat(self.until)
         wait = min(FIRST_WAIT_SECONDS * 2.0**self.tries, MOST_WAIT_SECONDS)
@@ -67,11 +62,9 @@ class ConsumedTrigger(BaseTrigger):
             except (HindcastError, OSError) as error:  # a store that is away says nothing about the stream
                 _log.warning("The stream cannot be read just now; the trigger retries.", reason=str(error))
             if progress.met:
-                yield _event(Wait.MET, progress)
-                return
+                return _event(Wait.MET, progress)
             if datetime.now(UTC) >= until:
-                yield _event(Wait.OVER, progress)
-                return
+                return _event(Wait.OVER, progress)
             said = _status(awaited.pipeline, progress)
             if said != last_said:
                 _log.info(said, until=self.until)
@@ -79,8 +72,8 @@ class ConsumedTrigger(BaseTrigger):
             wait = min(wait * 2, MOST_WAIT_SECONDS)
 
 
-def _event(wait: Wait, progress: Progress) -> TriggerEvent:
-    return TriggerEvent({"wait": wait.value, "paused": progress.paused, "text": progress.text})
+def _event(wait: Wait, progress: Progress) -> dict[str, Any]:
+    return {"wait": wait.value, "paused": progress.paused, "text": progress.text}
 
 
 def _status(pipeline: str, progress: Progress) -> str:

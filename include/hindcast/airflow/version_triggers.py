@@ -1,22 +1,20 @@
 """The triggers of a reprocessing: one waits until a new version has caught up, one watches a promoted
 version.
 
-They only read tables, so two triggerers may run one at once, and it may be stopped at any moment. Their
-events are JSON: ``{"news": ...}`` with what belongs to it.
+Their events are ``{"news": ...}`` with what belongs to it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
 import structlog
-from airflow.triggers.base import BaseTrigger, TriggerEvent
 
+from hindcast.airflow.deferred_trigger import DeferredTrigger
 from hindcast.errors import HindcastError
 from hindcast.installation import Installation
 from hindcast.shards import resharding
@@ -95,15 +93,11 @@ def look_at_promoted(
     return None
 
 
-class _VersionTrigger(BaseTrigger):
+class _VersionTrigger(DeferredTrigger):
     def __init__(self, pipeline: str, version: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.pipeline = pipeline
         self.version = version
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        path = f"{type(self).__module__}.{type(self).__qualname__}"
-        return path, self.arguments()
 
     def arguments(self) -> dict[str, Any]:
         return {"pipeline": self.pipeline, "version": self.version}
@@ -112,7 +106,7 @@ class _VersionTrigger(BaseTrigger):
     def look(self) -> dict[str, Any] | None:
         """The news; None while there is none. Each poll calls it, in a thread."""
 
-    async def run(self) -> AsyncIterator[TriggerEvent]:
+    async def wait(self) -> dict[str, Any]:
         wait = FIRST_WAIT_SECONDS
         while True:
             news = None
@@ -121,8 +115,7 @@ class _VersionTrigger(BaseTrigger):
             except (HindcastError, OSError) as error:  # a store that is away says nothing about the version
                 _log.warning("The version cannot be read just now; the trigger retries.", reason=str(error))
             if news is not None:
-                yield TriggerEvent(news)
-                return
+                return news
             await asyncio.sleep(wait)
             wait = min(wait * 2, MOST_WAIT_SECONDS)
 
