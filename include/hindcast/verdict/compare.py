@@ -1,7 +1,9 @@
-"""Compare the stream's table with both answers of a replay, key by key: one shuffle for all three.
+"""Compare the stream's table with both answers of a replay, key by key.
 
-If a key has several rows on a side, its rows are compared one by one (:mod:`hindcast.verdict.number_rows`):
-a second pass, over the rows of such keys alone.
+Most rows are the same on all sides. Fingerprints tell which parts are, in one scan
+(:mod:`hindcast.verdict.fingerprints`). The rows of the other parts are compared with one shuffle for all
+sides. If a key has several rows on a side, its rows are compared one by one
+(:mod:`hindcast.verdict.number_rows`): a second pass, over the rows of such keys alone.
 
 The stream against the *online* answer is the verdict: any difference is unexplained, except rounding, which
 is counted apart. The stream against the answer in *hindsight* is the price of deciding online. A value that
@@ -12,9 +14,10 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import reduce
 from operator import or_
@@ -33,6 +36,7 @@ from hindcast.verdict.compare_values import (
     rounding_limit,
     value_state,
 )
+from hindcast.verdict.fingerprints import Parts, Same
 from hindcast.verdict.number_rows import number_rows
 
 # The three sides of a comparison, as the names of the columns below begin or end: `n_s` counts a key's rows
@@ -153,30 +157,78 @@ def compare(sides: Sides, samples: int) -> Comparison:
     values = [column for column in sides.online.columns if column not in keys]
     kinds = {name: sides.online.schema[name].dataType for name in values}
     all_rows = _all_rows(sides, keys, kinds)
-    found = _by_key(all_rows, sides, keys, kinds)
+    parts = Parts(all_rows, keys, _sides_of(sides), _counted(sides, kinds))
+    same = parts.same()
+    totals: dict[str, Any] = defaultdict(lambda: None)
+    kept: tuple[Difference, ...] = ()
+    if same.different_parts:
+        rows = all_rows
+        if same.different_rows < same.rows:
+            rows = parts.different_rows()
+        else:
+            # Picking rows out of most parts costs more than it saves.
+            same = replace(same, rows=0, counts=dict.fromkeys(same.counts, 0))
+        found, kept = _compare_by_key(rows, sides, keys, kinds, samples)
+        totals.update(found.asDict())
+    _add_same(totals, same, sides, kinds)
+    return _comparison(totals, sides, kinds, kept)
+
+
+def _compare_by_key(
+    all_rows: DataFrame, sides: Sides, keys: list[str], kinds: dict[str, DataType], samples: int
+) -> tuple[Row, tuple[Difference, ...]]:
+    """The aggregates of :func:`_totals` over these rows, and samples of the differences."""
     with ExitStack() as caches:
-        # Where rows came late some differ, and those are asked for again. If both answers are one, none is
-        # expected to differ.
-        expects_some = not sides.has_one_answer
-        if expects_some:
-            found = caches.enter_context(cached(found))
-        totals = _totals_of(found, sides, keys, kinds)
+        found = caches.enter_context(cached(_by_key(all_rows, sides, keys, kinds)))
+        totals = _totals_of(found, sides, kinds)
         # Rows without values are equal if their keys are: then their number says all.
         if kinds and totals["several"]:
-            found = caches.enter_context(cached(found))
             row_by_row = _row_by_row(all_rows, found.where(_several()), sides, keys, kinds)
             row_by_row = caches.enter_context(cached(row_by_row))
             found = found.where(~_several()).unionByName(row_by_row)
-            totals = _totals_of(found, sides, keys, kinds)
+            totals = _totals_of(found, sides, kinds)
         kept: list[Difference] = []
         if totals["different"]:
-            if not expects_some:
-                # So the samples have a small plan of their own. In one with the comparison's, Spark would put
-                # the expressions into each other.
-                found = caches.enter_context(cached(found))
             for row in _most_telling(found, keys, samples):
                 kept.extend(_samples(row))
-    return _comparison(totals, sides, kinds, tuple(kept))
+    return totals, tuple(kept)
+
+
+def _sides_of(sides: Sides) -> list[str]:
+    names = [_STREAM, _ONLINE]
+    if not sides.has_one_answer:
+        names.append(_HINDSIGHT)
+    return names
+
+
+def _counted(sides: Sides, kinds: dict[str, DataType]) -> dict[str, Column]:
+    """What is counted of rows that are the same on all sides: those with a ratio, and with one of costs."""
+    conditions: dict[str, Column] = {}
+    for name in _numeric(kinds):
+        value = F.col("_row")[name].cast("double")
+        conditions[f"finite {name}"] = finite(value)
+        if name in sides.ratio_bound:
+            conditions[f"cost {name}"] = finite(value) & (value >= 0)
+    return conditions
+
+
+def _add_same(totals: dict[str, Any], same: Same, sides: Sides, kinds: dict[str, DataType]) -> None:
+    """Add the rows that are the same on all sides to the aggregates over the others."""
+    totals["windows_compared"] = same.windows
+    for name in ("rows_compared", "held", "n_h"):
+        totals[name] = _count(totals, name) + same.rows
+    for name in _numeric(kinds):
+        equal = same.counts[f"finite {name}"]
+        if not equal:
+            continue
+        totals[f"ratios_{name}"] = _count(totals, f"ratios_{name}") + equal
+        totals[f"sum_{name}"] = (totals[f"sum_{name}"] or 0.0) + equal
+        if totals[f"worst_{name}"] is None:
+            totals[f"worst_{name}"] = 1.0
+        if name in sides.tolerance and totals[f"greatest_difference_{name}"] is None:
+            totals[f"greatest_difference_{name}"] = 0.0
+        if name in sides.ratio_bound and same.counts[f"cost {name}"]:
+            totals[f"greatest_ratio_{name}"] = max(totals[f"greatest_ratio_{name}"] or 1.0, 1.0)
 
 
 def _most_telling(found: DataFrame, keys: list[str], most: int) -> list[Row]:
@@ -406,19 +458,15 @@ def _any(conditions: list[Column]) -> Column:
     return reduce(or_, conditions, F.lit(False))
 
 
-def _totals_of(found: DataFrame, sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> Row:
-    totals = found.agg(*_totals(sides, keys, kinds)).first()
+def _totals_of(found: DataFrame, sides: Sides, kinds: dict[str, DataType]) -> Row:
+    totals = found.agg(*_totals(sides, kinds)).first()
     assert totals is not None
     return totals
 
 
-def _totals(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> Iterator[Column]:
+def _totals(sides: Sides, kinds: dict[str, DataType]) -> Iterator[Column]:
     """The aggregates over all keys, as :func:`_comparison` reads them."""
     yield F.count_if(_several()).alias("several")
-    windows = F.lit(0)
-    if "window" in keys:
-        windows = F.count_distinct(F.col("window"))
-    yield windows.alias("windows_compared")
     yield F.sum(F.greatest("n_s", "n_o")).alias("rows_compared")
     for name in ("missing", "extra", "doubled", "held", "n_h"):
         yield F.sum(name).alias(name)
@@ -431,7 +479,8 @@ def _totals(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> Iterat
     yield _greatest_rounding(exact_or_rounded).alias("greatest_rounding")
     for name in _numeric(kinds):
         ratio = _ratio(name)
-        yield F.avg(ratio).alias(f"mean_{name}")
+        yield F.sum(ratio).alias(f"sum_{name}")
+        yield F.count(ratio).alias(f"ratios_{name}")
         yield F.max_by(ratio, F.abs(ratio - 1)).alias(f"worst_{name}")
     for name in _named(sides.ratio_bound, kinds):
         yield F.max(_cost_ratio(name)).alias(f"greatest_ratio_{name}")
@@ -485,7 +534,7 @@ def _numeric(kinds: dict[str, DataType]) -> list[str]:
 
 
 def _comparison(
-    totals: Row, sides: Sides, kinds: dict[str, DataType], samples: tuple[Difference, ...]
+    totals: Mapping[str, Any], sides: Sides, kinds: dict[str, DataType], samples: tuple[Difference, ...]
 ) -> Comparison:
     return Comparison(
         windows_compared=_count(totals, "windows_compared"),
@@ -508,7 +557,9 @@ def _comparison(
     )
 
 
-def _ratio_bounds(totals: Row, sides: Sides, kinds: dict[str, DataType]) -> dict[str, BoundFound]:
+def _ratio_bounds(
+    totals: Mapping[str, Any], sides: Sides, kinds: dict[str, DataType]
+) -> dict[str, BoundFound]:
     found: dict[str, BoundFound] = {}
     for name in _named(sides.ratio_bound, kinds):
         without = _count(totals, f"no_ratio_{name}")
@@ -521,7 +572,7 @@ def _ratio_bounds(totals: Row, sides: Sides, kinds: dict[str, DataType]) -> dict
     return found
 
 
-def _tolerances(totals: Row, sides: Sides, kinds: dict[str, DataType]) -> dict[str, BoundFound]:
+def _tolerances(totals: Mapping[str, Any], sides: Sides, kinds: dict[str, DataType]) -> dict[str, BoundFound]:
     found: dict[str, BoundFound] = {}
     for name in _named(sides.tolerance, kinds):
         found[name] = BoundFound(
@@ -539,12 +590,12 @@ def _finite_or_none(value: float | None) -> float | None:
     return float(value)
 
 
-def _count(totals: Row, name: str) -> int:
+def _count(totals: Mapping[str, Any], name: str) -> int:
     # The sum over no rows is null.
     return int(totals[name] or 0)
 
 
-def _captured_results(totals: Row) -> float:
+def _captured_results(totals: Mapping[str, Any]) -> float:
     """The share of the rows in hindsight that the stream holds; 1.0 if there are none."""
     rows = _count(totals, "n_h")
     if rows == 0:
@@ -552,20 +603,20 @@ def _captured_results(totals: Row) -> float:
     return _count(totals, "held") / rows
 
 
-def _ratios(totals: Row, kinds: dict[str, DataType]) -> dict[str, dict[str, float]]:
+def _ratios(totals: Mapping[str, Any], kinds: dict[str, DataType]) -> dict[str, dict[str, float]]:
     ratios: dict[str, dict[str, float]] = {}
     for name in _numeric(kinds):
-        worst = totals[f"worst_{name}"]
-        mean = totals[f"mean_{name}"]
-        if worst is not None and mean is not None:
-            ratios[name] = {"worst": float(worst), "mean": float(mean)}
+        compared = _count(totals, f"ratios_{name}")
+        if compared:
+            mean = float(totals[f"sum_{name}"]) / compared
+            ratios[name] = {"worst": float(totals[f"worst_{name}"]), "mean": mean}
     return ratios
 
 
-def _changes_by_column(totals: Row, kinds: dict[str, DataType]) -> dict[str, int]:
+def _changes_by_column(totals: Mapping[str, Any], kinds: dict[str, DataType]) -> dict[str, int]:
     changes: dict[str, int] = {}
     for name in kinds:
-        count = int(totals[f"changed_{name}"])
+        count = _count(totals, f"changed_{name}")
         if count:
             changes[name] = count
     return changes
