@@ -33,6 +33,7 @@ CONFUSED: dict[str, list[tuple[str, Any, Any]]] = {
         ("struct<a string, b string>", ("ab", "c"), ("a", "bc")),
         ("array<string>", ["ab", "c"], ["a", "bc"]),
         ("struct<a array<int>, b array<int>>", ([1], [2]), ([1, 2], [])),
+        ("struct<a array<int>, b array<int>>", ([1], [0]), ([1, 0], [])),  # 0 is hashed as false is
     ],
     "nulls in arrays": [
         ("array<int>", [1, None], [1]),
@@ -170,3 +171,12 @@ def test_tables_with_nothing_in_common_are_compared_whole(spark: SparkSession) -
     found = compare(_judged(stream, answer), 20)
     assert (found.extra, found.missing, found.rows_compared) == (10, 5, 15)
     assert len(found.samples) == 15
+
+
+def test_rows_count_once_if_most_parts_differ(spark: SparkSession) -> None:
+    """All rows are compared then, those of the same parts too."""
+    stream = spark.createDataFrame([(number, 1) for number in range(10)], "key int, value int")
+    answer = stream.withColumn("value", F.when(F.col("key") < 8, 2).otherwise(F.col("value")))
+    found = compare(_judged(stream, answer), 20)
+    assert (found.changed, found.rows_compared, found.captured_results) == (8, 10, 1.0)
+    assert found.ratios["value"]["mean"] == (8 * 0.5 + 2 * 1.0) / 10
