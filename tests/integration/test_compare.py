@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from math import inf, nan
@@ -29,9 +31,11 @@ ULP = 2.0**-52
 
 
 @pytest.fixture
-def compared(spark: SparkSession) -> Compare:
+def compared(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Compare:
     """Compare the rows of a stream with those of both answers; hindsight is known to say what the online
     answer says if it is not given.
+
+    As small tables and as large ones: both find the same.
     """
 
     def make(
@@ -55,9 +59,19 @@ def compared(spark: SparkSession) -> Compare:
             late=late_rows,
             **declared,
         )
-        return compare(sides, 20)
+        monkeypatch.setattr("hindcast.verdict.compare.FINGERPRINTED_BYTES", math.inf)
+        small = compare(sides, 20)
+        monkeypatch.setattr("hindcast.verdict.compare.FINGERPRINTED_BYTES", 0)
+        large = compare(sides, 20)
+        assert replace(large, ratios={}) == replace(small, ratios={})
+        assert _means(large) == pytest.approx(_means(small), nan_ok=True)
+        return small
 
     return make
+
+
+def _means(found: Comparison) -> dict[str, float]:
+    return {name: ratio["mean"] for name, ratio in found.ratios.items()}
 
 
 def rows_that_differ(found: Comparison) -> dict[str, int]:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from pyspark.sql import functions as F
 
+from hindcast.spark.session import bytes_of
 from hindcast.verdict.bounds import BoundFound
 from hindcast.verdict.compare import Comparison, Sides, compare
-from hindcast.verdict.fingerprints import Parts
+from hindcast.verdict.fingerprints import Parts, Same
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -46,6 +48,12 @@ CONFUSED: dict[str, list[tuple[str, Any, Any]]] = {
         ("map<string, array<int>>", {"a": [1], "b": []}, {"a": [], "b": [1]}),
     ],
 }
+
+
+@pytest.fixture(autouse=True)
+def large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every table counts as a large one."""
+    monkeypatch.setattr("hindcast.verdict.compare.FINGERPRINTED_BYTES", 0)
 
 
 @pytest.mark.parametrize("reason", CONFUSED)
@@ -94,12 +102,13 @@ def test_only_the_part_that_differs_is_compared(spark: SparkSession) -> None:
     both = tagged[0].unionByName(tagged[1])
     both = both.select("window", "ticker", "_side", F.struct("cost", "trades").alias("_row"))
     parts = Parts(both, ["window", "ticker"], list(sides), {"dear": F.col("_row.cost") > 40})
-    same = parts.same()
+    fingerprints = parts.fingerprints()
+    same = parts.same(fingerprints)
     assert same.different_parts == 1
     assert 1 <= same.different_rows < TICKERS
     assert same.rows == WINDOWS * TICKERS - same.different_rows
     assert same.windows == WINDOWS
-    kept = parts.different_rows().collect()
+    kept = parts.different_rows(fingerprints).collect()
     assert len(kept) == 2 * same.different_rows
     assert {row["window"]["start"].second for row in kept} == {3}
     dear = sum(row["_row"]["cost"] > 40 for row in kept if row["_side"] == "s")
@@ -173,10 +182,32 @@ def test_tables_with_nothing_in_common_are_compared_whole(spark: SparkSession) -
     assert len(found.samples) == 15
 
 
+def test_large_tables_alone_are_fingerprinted(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """By the bytes of their files."""
+    spark.range(1000).selectExpr("id key", "id value").write.format("delta").save(str(tmp_path))
+    rows = spark.read.format("delta").load(str(tmp_path))
+    size = bytes_of(rows)
+    assert 1000 < size < 100_000
+    fingerprinted = []
+    same = Parts.same
+
+    def noted(parts: Parts, fingerprints: DataFrame) -> Same:
+        fingerprinted.append(parts)
+        return same(parts, fingerprints)
+
+    monkeypatch.setattr(Parts, "same", noted)
+    for limit, times in ((size, 1), (100 * size, 1)):
+        monkeypatch.setattr("hindcast.verdict.compare.FINGERPRINTED_BYTES", limit)
+        assert compare(_judged(rows, rows), 20).rows_compared == 1000
+        assert len(fingerprinted) == times
+
+
 def test_rows_count_once_if_most_parts_differ(spark: SparkSession) -> None:
     """All rows are compared then, those of the same parts too."""
     stream = spark.createDataFrame([(number, 1) for number in range(10)], "key int, value int")
     answer = stream.withColumn("value", F.when(F.col("key") < 8, 2).otherwise(F.col("value")))
     found = compare(_judged(stream, answer), 20)
-    assert (found.changed, found.rows_compared, found.captured_results) == (8, 10, 1.0)
+    assert (found.changed, found.rows_compared, found.captured_results) == (8, 10, 0.2)
     assert found.ratios["value"]["mean"] == (8 * 0.5 + 2 * 1.0) / 10

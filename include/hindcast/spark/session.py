@@ -295,3 +295,9 @@ def cached(rows: DataFrame) -> Iterator[DataFrame]:
         yield rows
     finally:
         rows.unpersist()
+
+
+def bytes_of(rows: DataFrame) -> int:
+    """How large the rows are, as Spark estimates it by their files; a huge number if it cannot tell."""
+    plan: Any = rows._jdf.queryExecution().optimizedPlan()
+    return int(plan.stats().sizeInBytes())

@@ -57,60 +57,7 @@ class Parts:
     sides: Sequence[str]
     conditions: Mapping[str, Column]
 
-    def same(self) -> Same:
-        """Scan the tables."""
-        differs = F.col("differs")
-        rows = F.greatest(*[F.col(f"n_{side}") for side in self.sides])
-        counts = [
-            F.sum(F.when(~differs, F.col(f"count_{place}"))).alias(f"count_{place}")
-            for place in range(len(self.conditions))
-        ]
-        found = (
-            self._fingerprints()
-            .agg(
-                F.sum(F.when(~differs, rows)).alias("rows"),
-                F.count_distinct("_window").alias("windows"),
-                F.count_if(differs).alias("different_parts"),
-                F.sum(F.when(differs, rows)).alias("different_rows"),
-                *counts,
-            )
-            .first()
-        )
-        assert found is not None
-        windows = 0
-        if self._has_windows:
-            windows = found["windows"]
-        return Same(
-            rows=found["rows"] or 0,
-            windows=windows,
-            counts={name: found[f"count_{place}"] or 0 for place, name in enumerate(self.conditions)},
-            different_parts=found["different_parts"],
-            different_rows=found["different_rows"] or 0,
-        )
-
-    def different_rows(self) -> DataFrame:
-        """The rows of the parts that are not the same."""
-        differing = self._fingerprints().where("differs").select(*_PART)
-        return self._with_parts().join(F.broadcast(differing), list(_PART), "left_semi").drop(*_PART)
-
-    @property
-    def _has_windows(self) -> bool:
-        return "window" in self.keys
-
-    def _with_parts(self) -> DataFrame:
-        window = F.lit(0).cast("long")
-        parts = _PARTS
-        if self._has_windows:
-            window = F.xxhash64(*_tokens(F.col("window"), self.rows.schema["window"].dataType))
-            parts = _PARTS_OF_A_WINDOW
-        part = F.pmod(self._hash_of(self.keys), F.lit(parts))
-        return self.rows.withColumns(dict(zip(_PART, (window, part), strict=True)))
-
-    def _hash_of(self, columns: Sequence[str]) -> Column:
-        tokens = [_tokens(F.col(f"`{name}`"), self.rows.schema[name].dataType) for name in columns]
-        return F.xxhash64(*[token for of_column in tokens for token in of_column])
-
-    def _fingerprints(self) -> DataFrame:
+    def fingerprints(self) -> DataFrame:
         """One row a part: for each side the number of rows and the sums of their hashes, whether they differ,
         and how many rows of the first side meet each condition.
         """
@@ -141,6 +88,58 @@ class Parts:
             for figure in ("n", "low", "high")
         ]
         return hashed.groupBy(*_PART).agg(*measures).withColumn("differs", reduce(or_, differing))
+
+    def same(self, fingerprints: DataFrame) -> Same:
+        """What the parts that are the same come to.
+
+        :param fingerprints: :meth:`fingerprints`, kept if it is to be read again
+        """
+        differs = F.col("differs")
+        rows = F.greatest(*[F.col(f"n_{side}") for side in self.sides])
+        counts = [
+            F.sum(F.when(~differs, F.col(f"count_{place}"))).alias(f"count_{place}")
+            for place in range(len(self.conditions))
+        ]
+        found = fingerprints.agg(
+            F.sum(F.when(~differs, rows)).alias("rows"),
+            F.count_distinct("_window").alias("windows"),
+            F.count_if(differs).alias("different_parts"),
+            F.sum(F.when(differs, rows)).alias("different_rows"),
+            *counts,
+        ).first()
+        assert found is not None
+        windows = 0
+        if self._has_windows:
+            windows = found["windows"]
+        return Same(
+            rows=found["rows"] or 0,
+            windows=windows,
+            counts={name: found[f"count_{place}"] or 0 for place, name in enumerate(self.conditions)},
+            different_parts=found["different_parts"],
+            different_rows=found["different_rows"] or 0,
+        )
+
+    def different_rows(self, fingerprints: DataFrame) -> DataFrame:
+        """The rows of the parts that are not the same."""
+        differing = fingerprints.where("differs").select(*_PART)
+        return self._with_parts().join(F.broadcast(differing), list(_PART), "left_semi").drop(*_PART)
+
+    @property
+    def _has_windows(self) -> bool:
+        return "window" in self.keys
+
+    def _with_parts(self) -> DataFrame:
+        window = F.lit(0).cast("long")
+        parts = _PARTS
+        if self._has_windows:
+            window = F.xxhash64(*_tokens(F.col("window"), self.rows.schema["window"].dataType))
+            parts = _PARTS_OF_A_WINDOW
+        part = F.pmod(self._hash_of(self.keys), F.lit(parts))
+        return self.rows.withColumns(dict(zip(_PART, (window, part), strict=True)))
+
+    def _hash_of(self, columns: Sequence[str]) -> Column:
+        tokens = [_tokens(F.col(f"`{name}`"), self.rows.schema[name].dataType) for name in columns]
+        return F.xxhash64(*[token for of_column in tokens for token in of_column])
 
 
 def _tokens(value: Column, kind: DataType) -> list[Column]:
