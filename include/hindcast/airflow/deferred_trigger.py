@@ -40,7 +40,7 @@ class DeferredTrigger(BaseTrigger):
         interval = conf.getfloat("workers", "min_heartbeat_interval")
         noticed_at = loop.time() + HEARTBEATS_UNTIL_NOTICED * interval
         event = await self.wait()
-        await asyncio.sleep(max(noticed_at - loop.time(), 0.0))
+        await asyncio.sleep(max(noticed_at - loop.time(), 0.0))  # nothing tells that Airflow has noticed
         yield TriggerEvent(event)
 
     @abstractmethod
