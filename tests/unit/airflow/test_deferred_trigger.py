@@ -24,7 +24,7 @@ class Waited(DeferredTrigger):
         return {"clock": self.clock, "seconds": self.seconds}
 
     async def wait(self) -> dict[str, Any]:
-        await self.clock.sleep(self.seconds)
+        await self.clock.sleep(self.seconds)  # no real time passes
         return {"waited": self.seconds}
 
 
