@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
+import fastavro
 import psutil
-import pyarrow as pa
 import pyarrow.parquet as pq
 from benchmarks.speed.workload import Answer, Key, Workload
 from deltalake import DeltaTable
@@ -27,6 +28,8 @@ class Commit:
     ends: Mapping[int, int]
 
 
+#: The status of an entry of a manifest whose file was in the table before.
+_DELETED = 2
 #: Of one record: its partition, its offset, and the broker's timestamp in epoch milliseconds.
 Sample = tuple[int, int, int]
 
@@ -145,21 +148,42 @@ def rows_of_delta(table: str) -> list[dict[str, Any]]:
 
 
 def rows_of_flink(folder: Path) -> list[dict[str, Any]]:
-    """The same of the Flink job's table.
+    """The same of the newest snapshot of the Flink job's table.
 
-    :raises SystemExit: if it has a whole data file that no snapshot names
+    A job that ends between a checkpoint and its commit leaves whole files that no snapshot names.
+
+    :raises SystemExit: if its files have another number of rows than it says
     """
-    rows: list[dict[str, Any]] = []
-    for path in sorted((folder / "table" / "bench" / "stats" / "data").glob("*.parquet")):
-        try:
-            rows += pq.read_table(path).to_pylist()
-        except pa.ArrowInvalid:
-            continue  # it was being written when the job ended
     newest = _iceberg(folder)["snapshots"][-1]
+    rows: list[dict[str, Any]] = []
+    for path in _data_files(newest):
+        rows += pq.read_table(path).to_pylist()
     named = int(newest["summary"]["total-records"])
     if named != len(rows):
         raise SystemExit(f"{folder} names {named} rows, and its files have {len(rows)}.")
     return [{**row, "end_ms": _epoch_ms(row["window_end"])} for row in rows]
+
+
+def _data_files(snapshot: Mapping[str, Any]) -> Iterator[str]:
+    """The data files of a snapshot of a table to which rows are only appended.
+
+    As the format of Iceberg's tables has it (https://iceberg.apache.org/spec/#manifests): a snapshot names a list
+    of manifests, and each of those names files.
+    """
+    for manifest in _avro_rows(snapshot["manifest-list"]):
+        for entry in _avro_rows(manifest["manifest_path"]):
+            if entry["status"] != _DELETED:
+                yield _local(entry["data_file"]["file_path"])
+
+
+def _avro_rows(url: str) -> list[dict[str, Any]]:
+    with Path(_local(url)).open("rb") as file:
+        return list(fastavro.reader(file))
+
+
+def _local(url: str) -> str:
+    """The path of a file of the local disk; Hadoop writes file:/a, file:///a or /a."""
+    return urlsplit(url).path
 
 
 def _epoch_ms(instant: datetime) -> int:

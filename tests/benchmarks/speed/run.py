@@ -17,7 +17,7 @@ from benchmarks.speed.consumer import rows_per_cpu_second
 from benchmarks.speed.goals import table_of_goals
 from benchmarks.speed.install import install
 from benchmarks.speed.measure import check_answer, cpu_seconds, latencies, read_at_ms, records_in
-from benchmarks.speed.record import OURS, record_of
+from benchmarks.speed.record import OURS, Record, record_of
 from benchmarks.speed.report import RECORDS, table, write_page
 from benchmarks.speed.sides import SIDES, Side, bench_folder
 from benchmarks.speed.workload import Workload
@@ -128,6 +128,19 @@ def wait_read(side: Side, load: Workload, seconds: float = _READ_SECONDS) -> Non
     )
 
 
+def keep(record: Record, partitions: int, *, is_recorded: bool) -> Path:
+    """Write the record, and the page if it is recorded. Returns where it is."""
+    name = f"{record.rate:.0f}"
+    if partitions != Workload.partitions:
+        name += f"-{partitions}-partitions"
+    written = Settings().home / "bench-results" / f"{name}.json"
+    record.write(written)
+    if is_recorded:
+        record.write(RECORDS / written.name)
+        write_page()
+    return written
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--side", action="append", choices=sorted(SIDES), help="all by default")
@@ -150,6 +163,7 @@ def main() -> None:
     sides = [SIDES[name] for name in asked.side or SIDES]
     load = Workload(asked.rate, asked.warm_up + asked.seconds, partitions=asked.partitions, burst=asked.burst)
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    commit, dirty = work_tree()
     with home_with_broker("bench") as settings:
         install(settings)
         for number in range(asked.pairs):
@@ -158,25 +172,18 @@ def main() -> None:
                 result = run_once(settings, kind, load, asked.warm_up, settings.home / f"{name}-{number}")
                 found[kind.name].append(result)
                 print(json.dumps(result), file=sys.stderr, flush=True)  # noqa: T201 - progress
-    commit, dirty = work_tree()
-    record = record_of(
-        {kind.name: found[kind.name] for kind in sides},
-        rate=asked.rate,
-        warm_up=asked.warm_up,
-        seconds=asked.seconds,
-        commit=commit,
-        dirty=dirty,
-        on=f"{datetime.now(UTC):%Y-%m-%d}",
-        cpus=os.cpu_count(),
-    )
-    name = f"{asked.rate:.0f}"
-    if asked.partitions != Workload.partitions:
-        name += f"-{asked.partitions}-partitions"
-    written = Settings().home / "bench-results" / f"{name}.json"
-    record.write(written)
-    if asked.record:
-        record.write(RECORDS / written.name)
-        write_page()
+            # After each pair, so that a long benchmark that is interrupted has measured something.
+            record = record_of(
+                {kind.name: found[kind.name] for kind in sides},
+                rate=asked.rate,
+                warm_up=asked.warm_up,
+                seconds=asked.seconds,
+                commit=commit,
+                dirty=dirty,
+                on=f"{datetime.now(UTC):%Y-%m-%d}",
+                cpus=os.cpu_count(),
+            )
+            written = keep(record, asked.partitions, is_recorded=asked.record)
     print("\n".join([*table(record), "", *table_of_goals(record)]))  # noqa: T201 - the result
     print(f"Written to {written}.", file=sys.stderr)  # noqa: T201 - progress
 

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -186,7 +187,9 @@ def test_a_side_with_another_answer_does_not_count(change: Any, problem: str) ->
 
 
 def test_rows_are_read_from_both_kinds_of_tables(tmp_path: Path) -> None:
-    """Delta's has windows, Iceberg's their ends. A file of Iceberg's that no snapshot names is not passed over."""
+    """Delta's has windows, Iceberg's their ends. Of Iceberg's the files of the newest snapshot count: one that was
+    deleted, being written or not yet committed does not.
+    """
     at = datetime(2026, 1, 5, 12, tzinfo=UTC)
     instant = pa.timestamp("us", tz="UTC")
     window = pa.struct([("start", instant), ("end", instant)])
@@ -202,18 +205,44 @@ def test_rows_are_read_from_both_kinds_of_tables(tmp_path: Path) -> None:
         (table / folder).mkdir(parents=True)
     plain = pa.schema([("window_end", pa.timestamp("ms")), ("ticker", pa.string())])
     whole = pa.Table.from_pylist([{"window_end": at.replace(tzinfo=None), "ticker": "T002"}], schema=plain)
-    pq.write_table(whole, table / "data" / "a.parquet")
-    (table / "data" / "b.parquet").write_bytes(b"PAR1")
+    for name in ("a", "deleted", "uncommitted"):
+        pq.write_table(whole, table / "data" / f"{name}.parquet")
+    (table / "data" / "unfinished.parquet").write_bytes(b"PAR1")
+    manifest = table / "metadata" / "m.avro"
+    files = {"a": 1, "deleted": 2}
+    entries = [
+        {"status": status, "data_file": {"file_path": f"file:{table}/data/{name}.parquet"}}
+        for name, status in files.items()
+    ]
+    write_avro(manifest, ENTRY, entries)
+    write_avro(table / "metadata" / "list.avro", MANIFEST, [{"manifest_path": f"file://{manifest}"}])
     summaries = [{"total-records": "1"}, {"total-records": "1", "flink.max-committed-checkpoint-id": "3"}]
-    snapshots = [{"timestamp-ms": 10 * n, "summary": summary} for n, summary in enumerate(summaries)]
+    snapshots = [
+        {"timestamp-ms": 10 * n, "summary": summary, "manifest-list": str(table / "metadata" / "list.avro")}
+        for n, summary in enumerate(summaries)
+    ]
     (table / "metadata" / "v9.metadata.json").write_text("{}")
     (table / "metadata" / "v10.metadata.json").write_text(json.dumps({"snapshots": snapshots}))
     (tmp_path / "checkpoints").write_text("2 0 5\n3 0 7\n3 1 9\n4 0 8\n")
     assert [(found["ticker"], found["end_ms"]) for found in rows_of_flink(tmp_path)] == [("T002", end_ms)]
     assert commits_of_flink(tmp_path) == [Commit(10, {0: 7, 1: 9})]
-    pq.write_table(whole, table / "data" / "c.parquet")
+    write_avro(manifest, ENTRY, entries[:1] * 2)
     with pytest.raises(SystemExit, match="names 1 rows, and its files have 2"):
         rows_of_flink(tmp_path)
+
+
+def write_avro(path: Path, schema: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    with path.open("wb") as file:
+        fastavro.writer(file, fastavro.parse_schema(schema), rows)
+
+
+def avro_record(name: str, **types: Any) -> dict[str, Any]:
+    return {"type": "record", "name": name, "fields": [{"name": n, "type": t} for n, t in types.items()]}
+
+
+#: What is read of a manifest, and of a list of manifests.
+ENTRY = avro_record("entry", status="int", data_file=avro_record("file", file_path="string"))
+MANIFEST = avro_record("manifest", manifest_path="string")
 
 
 def runs(*p50: float) -> list[dict[str, float]]:
