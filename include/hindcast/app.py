@@ -13,9 +13,7 @@ Heavy libraries (Spark, Great Expectations, delta-rs) are imported by the method
 
 from __future__ import annotations
 
-import importlib
 import json
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -613,7 +611,7 @@ class InstalledPipeline:
         :param is_judged: whether its verdict follows: what that needs is loaded meanwhile
         """
         from hindcast.replay.run_replay import run_replay
-        from hindcast.verdict.expectations import check_types
+        from hindcast.verdict.expectations import check_types, import_meanwhile
 
         check_types(self.declared)
         named = request
@@ -622,7 +620,7 @@ class InstalledPipeline:
 
         def session() -> SparkSession:
             if is_judged:
-                _import_great_expectations_meanwhile()
+                import_meanwhile()
             return self._session(named.run_id)
 
         return run_replay(
@@ -644,9 +642,10 @@ class InstalledPipeline:
         :returns: a verdict that does not hold is returned, too: its ``passed`` is False
         :raises UnknownRunError: if no replay of that id has succeeded
         """
+        from hindcast.verdict.expectations import import_meanwhile
         from hindcast.verdict.judge import judge
 
-        _import_great_expectations_meanwhile()
+        import_meanwhile()
 
         def session() -> SparkSession:
             return self._session(run_id)
@@ -795,13 +794,3 @@ class InstalledPipeline:
 
     def _quick_session(self) -> SparkSession:
         return self._hindcast.spark("hindcast-versions", quick=lambda: True)
-
-
-def _import_great_expectations_meanwhile() -> None:
-    """It takes some seconds, in which the JVM starts. Later it would take Python from the thread that builds
-    a comparison: each call of the JVM would wait.
-    """
-    importing = threading.Thread(
-        target=importlib.import_module, args=("great_expectations",), daemon=True, name="import"
-    )
-    importing.start()

@@ -13,7 +13,7 @@ import pytest
 from support.arrow_memory import arrow_memory
 from support.live_stream import MODULE
 
-from hindcast import Hindcast, app, catalog
+from hindcast import Hindcast, catalog
 from hindcast.app import FEW_RECORDS
 from hindcast.errors import (
     BadNameError,
@@ -294,7 +294,7 @@ def test_a_verdict_corrects_if_the_policy_says_so(
         "passed": not unexplained,
     }
     monkeypatch.setattr("hindcast.verdict.judge.judge", lambda *_: row)
-    monkeypatch.setattr(app, "_import_great_expectations_meanwhile", lambda: None)
+    monkeypatch.setattr("hindcast.verdict.expectations.import_meanwhile", lambda: None)
     pipeline = hindcast.pipeline("p")
     monkeypatch.setattr(pipeline, "correct", lambda run_id: {"run_id": run_id, "corrected": True})
     shown = pipeline.judge("r-1", policy=policy)

@@ -11,6 +11,7 @@ import fcntl
 import importlib.util
 import os
 import sys
+import threading
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ _VERDICT_COLUMNS = (
     "dead_letters",
     "rounding",
 )
+#: Held by the thread that imports the library: another one may ask for it meanwhile.
+_IMPORTING = threading.Lock()
 #: Values that an expectation's failure names.
 _SAMPLE_VALUES = 5
 
@@ -178,9 +181,19 @@ def _main_that_has_a_file() -> Iterator[None]:
         del main.__file__
 
 
+def import_meanwhile() -> threading.Thread:
+    """Begin to import the library in a thread: it takes some seconds, in which the JVM starts.
+
+    Later it would take Python from the thread that builds a comparison: each call of the JVM would wait.
+    """
+    importing = threading.Thread(target=_great_expectations, daemon=True, name="import")
+    importing.start()
+    return importing
+
+
 def _great_expectations() -> Any:
     """The library. Importing it takes seconds, so that it is imported only to validate."""
-    with _main_that_has_a_file():
+    with _IMPORTING, _main_that_has_a_file():
         import great_expectations
     return great_expectations
 

@@ -16,19 +16,28 @@ from hindcast.verdict import expectations
 from hindcast.verdict.bounds import BoundFound, of_columns
 from hindcast.verdict.expectations import DOCS, validate
 
-PROGRAM = """
+BY_ITSELF = """
 from pathlib import Path
 from hindcast.verdict.expectations import _context
 _context(Path({home!r}))
 print("validated")
 """
+MEANWHILE = """
+import sys
+from hindcast.verdict.expectations import import_meanwhile
+import_meanwhile().join()
+assert "great_expectations" in sys.modules
+assert not hasattr(sys.modules["__main__"], "__file__")
+print("validated")
+"""
 
 
-def test_a_verdict_in_a_process_without_a_file_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("program", [BY_ITSELF, MEANWHILE], ids=["by itself", "meanwhile"])
+def test_a_verdict_in_a_process_without_a_file_goes_on(tmp_path: Path, program: str) -> None:
     """Spark Connect, which Great Expectations imports, ends a process whose main module has no file, with
-    exit code 0 (``python -c``).
+    exit code 0 (``python -c``), or the thread that imports it.
     """
-    program = PROGRAM.format(home=str(tmp_path))
+    program = program.format(home=str(tmp_path))
     run = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,
