@@ -175,7 +175,7 @@ def _compare_large(
     all_rows: DataFrame, sides: Sides, keys: list[str], kinds: dict[str, DataType], samples: int
 ) -> tuple[dict[str, Any], tuple[Difference, ...]]:
     """As :func:`_compare_by_key` does, but of the parts that are the same on all sides no row is compared."""
-    parts = Parts(all_rows, keys, _sides_of(sides), _counted(sides, kinds))
+    parts = Parts(all_rows, keys, list(_frames(sides)), _counted(sides, kinds))
     with ExitStack() as caches:
         fingerprints = caches.enter_context(cached(parts.fingerprints()))
         same = parts.same(fingerprints)
@@ -226,11 +226,12 @@ def _compare_by_key(
     return totals.asDict(), tuple(kept)
 
 
-def _sides_of(sides: Sides) -> list[str]:
-    names = [_STREAM, _ONLINE]
+def _frames(sides: Sides) -> dict[str, DataFrame]:
+    """By their names the frames that are read, the stream's first."""
+    frames = {_STREAM: sides.stream, _ONLINE: sides.online}
     if not sides.has_one_answer:
-        names.append(_HINDSIGHT)
-    return names
+        frames[_HINDSIGHT] = sides.hindsight
+    return frames
 
 
 def _counted(sides: Sides, kinds: dict[str, DataType]) -> dict[str, Column]:
@@ -282,13 +283,8 @@ def _most_telling(found: DataFrame, keys: list[str], most: int) -> list[Row]:
 
 def _all_rows(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> DataFrame:
     key_types = {name: sides.online.schema[name].dataType for name in keys}
-    frames = [
-        _one_side(_STREAM, sides.stream, key_types, kinds),
-        _one_side(_ONLINE, sides.online, key_types, kinds),
-    ]
-    if not sides.has_one_answer:
-        frames.append(_one_side(_HINDSIGHT, sides.hindsight, key_types, kinds))
-    return reduce(DataFrame.unionByName, frames)
+    each = [_one_side(side, frame, key_types, kinds) for side, frame in _frames(sides).items()]
+    return reduce(DataFrame.unionByName, each)
 
 
 def _by_key(all_rows: DataFrame, sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> DataFrame:
@@ -303,10 +299,8 @@ def _row_by_row(
     """The same for the keys of ``coarse``, with a row for each number of a key."""
     key = F.struct(*_columns(keys)).alias("_key")
     rows = all_rows.select(key, "_side", "_row").join(coarse.select(key), "_key", "left_semi")
-    answers = [_ONLINE]
-    if not sides.has_one_answer:
-        answers.append(_HINDSIGHT)
-    numbered = number_rows(rows, kinds, _STREAM, answers, sides.tolerance)
+    stream, *answers = _frames(sides)
+    numbered = number_rows(rows, kinds, stream, answers, sides.tolerance)
     grouped = _measured(numbered.groupBy("_key", "_number"), sides, kinds)
     rows_of_key = F.sum("n_o").over(Window.partitionBy("_key"))
     grouped = grouped.withColumn("_rows_of_key", rows_of_key).select("_key.*", "*")
