@@ -52,6 +52,7 @@ _STILTED = re.compile(rf"\b(?:{'|'.join(STILTED)})\b", re.IGNORECASE)
 NOT_PROSE = frozenset({"CHANGELOG.md", "docs/runs.md"})
 BUILT = frozenset({".whl", ".jar", ".zip", ".gz", ".tar", ".class", ".so", ".pyc", ".jsa"})
 HEAVY = frozenset({"pyspark", "great_expectations", "delta"})
+CLOCKS = frozenset({"time", "asyncio", "threading"})
 
 Files = Mapping[str, str]
 Rule = Callable[[Files], Iterator[str]]
@@ -117,6 +118,19 @@ def unexplained_sleeps(files: Files) -> Iterator[str]:
                 nearby = lines[max(node.lineno - 2, 0) : node.lineno]
                 if not any("#" in line for line in nearby):
                     yield f"{path}:{node.lineno} sleeps and does not say why"
+
+
+def clocks_of_all_threads(files: Files) -> Iterator[str]:
+    """Stand-ins for what a module of clocks and threads holds: every thread of the process gets them, also
+    those of libraries. A test replaces the name in the module under test.
+    """
+    for path, text in _python(files, "tests/"):
+        for node in ast.walk(ast.parse(text)):
+            if not isinstance(node, ast.Call) or getattr(node.func, "attr", "") != "setattr" or not node.args:
+                continue
+            target = node.args[0]
+            if getattr(target, "attr", getattr(target, "id", "")) in CLOCKS:
+                yield f"{path}:{node.lineno} replaces what other threads use"
 
 
 def silent_tests(files: Files) -> Iterator[str]:
@@ -258,6 +272,13 @@ RULES: list[tuple[Rule, dict[str, str]]] = [
     (
         unexplained_sleeps,
         {"tests/a.py": "time.sleep(1)\n", "tests/b.py": "# the clock itself is under test\ntime.sleep(1)\n"},
+    ),
+    (
+        clocks_of_all_threads,
+        {
+            "tests/a.py": "monkeypatch.setattr(output.time, 'sleep', quick)\n",
+            "tests/b.py": "monkeypatch.setattr(output, 'sleep', quick)\n",
+        },
     ),
     (
         silent_tests,

@@ -9,8 +9,8 @@ is wrong (https://github.com/apache/airflow/issues/71580, with Airflow 3.3).
 
 from __future__ import annotations
 
-import asyncio
 from abc import abstractmethod
+from asyncio import get_running_loop, sleep
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -36,11 +36,11 @@ class DeferredTrigger(BaseTrigger):
         return path, self.arguments()
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        loop = asyncio.get_running_loop()
+        loop = get_running_loop()
         interval = conf.getfloat("workers", "min_heartbeat_interval")
         noticed_at = loop.time() + HEARTBEATS_UNTIL_NOTICED * interval
         event = await self.wait()
-        await asyncio.sleep(max(noticed_at - loop.time(), 0.0))  # nothing tells that Airflow has noticed
+        await sleep(max(noticed_at - loop.time(), 0.0))  # nothing tells that Airflow has noticed
         yield TriggerEvent(event)
 
     @abstractmethod

@@ -9,12 +9,12 @@ import json
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
+from time import sleep
 from typing import Any
 
 from hindcast.cli.text_table import Columns, lay_out
@@ -85,7 +85,7 @@ class Output:
                 self._clear_terminal()
                 self.rows(rows, columns, empty, notice)
                 sys.stdout.flush()
-                time.sleep(self._every)
+                sleep(self._every)
 
     def rows(
         self,

@@ -10,8 +10,8 @@ from __future__ import annotations
 import base64
 import json
 import threading
-import time
 from functools import lru_cache
+from time import monotonic
 from typing import Any
 from urllib.error import HTTPError, URLError
 from urllib.parse import quote, urlencode
@@ -60,8 +60,8 @@ class ClientCredentials(AbstractTokenProvider):  # type: ignore[misc]
         :raises KafkaConnectionError: if it does not answer, or makes no sense
         """
         with self._lock:
-            if time.monotonic() >= self._used_until:
-                asked_at = time.monotonic()
+            if monotonic() >= self._used_until:
+                asked_at = monotonic()
                 self._token, seconds = self._granted()
                 self._used_until = asked_at + seconds * _USED_SHARE
             return self._token

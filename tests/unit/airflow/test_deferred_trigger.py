@@ -44,8 +44,8 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Airflow's supervisors look for the end of a process every five seconds."""
     monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "5")
     made = Clock()
-    monkeypatch.setattr(deferred_trigger.asyncio, "get_running_loop", lambda: made)
-    monkeypatch.setattr(deferred_trigger.asyncio, "sleep", made.sleep)
+    monkeypatch.setattr(deferred_trigger, "get_running_loop", lambda: made)
+    monkeypatch.setattr(deferred_trigger, "sleep", made.sleep)
     return made
 
 

@@ -80,7 +80,7 @@ def test_a_recorder_outlives_a_store_that_is_away(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(InstalledPipeline, "record", record)
-    monkeypatch.setattr(output.time, "sleep", sleep)
+    monkeypatch.setattr(output, "sleep", sleep)
     assert run(["record", "theirs"]) == away.exit_code
     assert run(["record", "theirs", "--watch", "--every", "7"]) == 0
     said = capsys.readouterr().err

@@ -25,7 +25,7 @@ def server(tmp_path: Path) -> Iterator[TokenServer]:
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The monotonic clock, which a test moves."""
     moved = [1000.0]
-    monkeypatch.setattr(access_token.time, "monotonic", lambda: moved[0])
+    monkeypatch.setattr(access_token, "monotonic", lambda: moved[0])
     return moved
 
 
