@@ -64,6 +64,15 @@ MAX_RECORDS_PER_TASK = 25_000
 #: At most so many tasks read a batch of a shard with many partitions. By itself Spark takes one for each of
 #: them, however few records it has.
 MAX_TASKS = MAX_RECORDS_PER_BATCH // MAX_RECORDS_PER_TASK
+#: How the consumers of Spark's tasks fetch. After each poll Spark asks the broker for the partition's first
+#: and last offset. On the same connection the consumer has just asked for the records that follow, and a
+#: broker answers a connection's requests in their order. By default it holds that one for up to half a second
+#: if there are none yet: after the last record of each partition a task would wait for the next one to be
+#: sent. By default a poll also returns no more than 500 records, however many the fetch brought (up to 1 MiB).
+_FETCHES = {
+    "kafka.fetch.max.wait.ms": "0",  # a task asks for records that are there, so it never asks in a circle
+    "kafka.max.poll.records": "10000",
+}
 
 
 def kafka_options(settings: Settings, topic: str, partitions: Sequence[int]) -> dict[str, str]:
@@ -73,6 +82,7 @@ def kafka_options(settings: Settings, topic: str, partitions: Sequence[int]) -> 
     """
     return {
         **spark_options(settings),
+        **_FETCHES,
         "kafka.isolation.level": "read_committed",
         "assign": json.dumps({topic: sorted(partitions)}),
         "failOnDataLoss": "true",
