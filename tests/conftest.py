@@ -21,6 +21,7 @@ import pytest
 import structlog
 from support.failure_report import failure_report
 from support.fleet import Stream
+from support.orderly_end import end_in_order
 
 from hindcast.installation import Installation
 from hindcast.settings import Settings, project_root
@@ -63,6 +64,7 @@ class NameFailures:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(NameFailures(config))
+    end_in_order()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
