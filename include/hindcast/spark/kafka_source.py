@@ -68,7 +68,7 @@ MAX_TASKS = MAX_RECORDS_PER_BATCH // MAX_RECORDS_PER_TASK
 #: and last offset. On the same connection the consumer has just asked for the records that follow, and a
 #: broker answers a connection's requests in their order. By default it holds that one for up to half a second
 #: if there are none yet: after the last record of each partition a task would wait for the next one to be
-#: sent. By default a poll also returns at most 500 records, however many of them a fetch brought (up to 1 MiB).
+#: sent. By default a poll also returns at most 500 records, though a fetch may bring 1 MiB of them.
 _FETCHES = {
     "kafka.fetch.max.wait.ms": "0",  # a task asks for records that are there, so it never asks in a circle
     "kafka.max.poll.records": "10000",
