@@ -12,6 +12,7 @@ import random
 import sys
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ import pytest
 import structlog
 from support.failure_report import failure_report
 from support.fleet import Stream
-from support.orderly_end import end_in_order
 
 from hindcast.installation import Installation
 from hindcast.settings import Settings, project_root
 from hindcast_sandbox import broker as broker_service
 from hindcast_sandbox import jars
+from hindcast_sandbox.interruptible import interruptible
 from hindcast_sandbox.load import ensure_topic
 
 # How long an example takes is the machine's, and no test of the code.
@@ -64,7 +65,9 @@ class NameFailures:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(NameFailures(config))
-    end_in_order()
+    while_tests_run = ExitStack()
+    while_tests_run.enter_context(interruptible())
+    config.add_cleanup(while_tests_run.close)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

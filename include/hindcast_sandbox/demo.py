@@ -7,14 +7,12 @@ them, has Airflow replay them, and takes the verdict from the control tables.
 from __future__ import annotations
 
 import json
-import signal
 import time
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from hindcast.errors import HindcastError, ServiceError, VerdictFailedError
@@ -33,6 +31,7 @@ from hindcast.tables.table_names import ControlTable
 from hindcast_sandbox import airflow, doctor, stack
 from hindcast_sandbox.demo_schedules import pause_remembered, remember
 from hindcast_sandbox.failover import Killed, kill_an_owner
+from hindcast_sandbox.interruptible import interruptible
 from hindcast_sandbox.load import LoadReport, ensure_topic, report_path
 
 if TYPE_CHECKING:
@@ -85,7 +84,7 @@ def run(
     progress = Progress(installation)
     demo = Demo(installation, installation.catalog[pipeline], progress)
     try:
-        with _interruptible():
+        with interruptible():
             summary = judge(demo, seconds, rows_per_second, seed, stop_load=once)
             if not once:
                 progress.say(
@@ -630,17 +629,3 @@ def _wait_down(settings: Settings) -> None:
     services = Services(settings.home)
     while any(service.running for service in services.all()):
         time.sleep(_POLL_SECONDS)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """SIGTERM ends a demo as Ctrl-C does."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    kept = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, kept)

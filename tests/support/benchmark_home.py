@@ -10,18 +10,20 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from support.orderly_end import end_in_order
 
 from hindcast.settings import Settings
 from hindcast_sandbox import broker, jars
+from hindcast_sandbox.interruptible import interruptible
 
 
 @contextmanager
 def benchmark_home(name: str, **changes: Any) -> Iterator[Settings]:
     """One's own settings with another home, and the jars that they name. ``changes`` are of settings."""
-    end_in_order()
     own = Settings()
-    with tempfile.TemporaryDirectory(prefix=f"hindcast-{name}-", ignore_cleanup_errors=True) as folder:
+    with (
+        interruptible(),
+        tempfile.TemporaryDirectory(prefix=f"hindcast-{name}-", ignore_cleanup_errors=True) as folder,
+    ):
         settings = own.model_copy(update={"home": Path(folder), "jars_dir": own.spark_jars_dir, **changes})
         with redirect_stdout(sys.stderr):
             jars.fetch(settings)

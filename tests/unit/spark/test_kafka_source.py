@@ -16,5 +16,6 @@ def test_no_task_waits_at_the_broker_for_records_beyond_its_own(
     """
     options = kafka_options(settings_factory(), "trades", [1, 0])
     assert options["kafka.fetch.max.wait.ms"] == "0"
+    assert options["kafka.max.poll.records"] == "10000"
     assert options["assign"] == '{"trades": [0, 1]}'
     assert options["kafka.isolation.level"] == "read_committed"
