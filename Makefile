@@ -178,8 +178,8 @@ bench-age: env ## what a month of commits adds to a commit, a take-over, a renew
 	@PYTHONPATH=tests $(BIN)/python tests/benchmarks/age_cost.py $(if $(COMMITS),--commits "$(COMMITS)") $(if $(TAIL),--tail "$(TAIL)")
 
 .PHONY: bench
-bench: env jars ## latency and CPU of a supervised stream beside the jobs that people run, by turns on the same load (SIDE, RATE, PARTITIONS, PAIRS; QUICK=1 takes eight minutes, RECORD=1 writes docs/performance.md)
-	@PYTHONPATH=include:tests $(BIN)/python -m benchmarks.speed.run $(if $(SIDE),--side "$(SIDE)") $(if $(RATE),--rate "$(RATE)") $(if $(PARTITIONS),--partitions "$(PARTITIONS)") $(if $(PAIRS),--pairs "$(PAIRS)") $(if $(QUICK),--quick) $(if $(RECORD),--record)
+bench: env jars ## latency and CPU of a supervised stream beside the jobs that people run, by turns on the same load (SIDE, JOB, RATE, PARTITIONS, PAIRS; QUICK=1 takes eight minutes, RECORD=1 writes docs/performance.md)
+	@PYTHONPATH=include:tests $(BIN)/python -m benchmarks.speed.run $(if $(SIDE),--side "$(SIDE)") $(if $(JOB),--job "$(JOB)") $(if $(RATE),--rate "$(RATE)") $(if $(PARTITIONS),--partitions "$(PARTITIONS)") $(if $(PAIRS),--pairs "$(PAIRS)") $(if $(QUICK),--quick) $(if $(RECORD),--record)
 
 .PHONY: bench-store
 bench-store: env ## requests an hour of leases, and those of a batch, on an object store of this machine; no JVM

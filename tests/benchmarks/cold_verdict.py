@@ -19,7 +19,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.speed.measure import rows_of_delta
+from benchmarks.speed.jobs import WINDOWS
 from benchmarks.speed.run import wait_read
 from benchmarks.speed.sides import NAME, Ours
 from benchmarks.speed.workload import Workload
@@ -76,7 +76,7 @@ def _batch(side: Ours, number: int) -> float:
     command += ["--topic", side.topic, "--table", str(table), "--jars", str(side.settings.spark_jars_dir)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("HINDCAST_")}
     _, seconds = _timed(command, environment)
-    expect(len(rows_of_delta(str(table))) >= len(side.rows()), "the batch has every window")
+    expect(len(WINDOWS.rows_of_delta(str(table))) >= len(side.rows()), "the batch has every window")
     return seconds
 
 

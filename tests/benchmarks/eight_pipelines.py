@@ -1,7 +1,7 @@
 """Eight pipelines in two workers, with Airflow beside them: ``make bench-many``.
 
 Each pipeline has a topic of its own, with windows and a load as in ``make bench``, at 500 records a second. All
-of it runs on this machine: the broker, Airflow, the workers and what sends. Measured are the latency from the
+of it runs on this machine: the broker, Airflow, the workers and the client that sends to all topics. Measured are the latency from the
 broker's timestamp of a record to the commit that has it, over all pipelines, and the memory of all processes of
 the installation (each shared page counted once, as Linux's PSS has it). Every answer is checked to the row.
 
@@ -21,16 +21,9 @@ from pathlib import Path
 
 import psutil
 from benchmarks.speed.install import install
-from benchmarks.speed.measure import (
-    Commit,
-    check_answer,
-    commits_of_ledger,
-    latencies,
-    records_in,
-    rows_of_delta,
-)
-from benchmarks.speed.run import create_topic, sender
-from benchmarks.speed.sides import module_of
+from benchmarks.speed.jobs import WINDOWS
+from benchmarks.speed.measure import Commit, commits_of_ledger, latencies, records_in
+from benchmarks.speed.run import create_topic, measured_samples, sender
 from benchmarks.speed.workload import Workload
 from support.benchmark_figures import Figure, percentile, print_figures
 from support.benchmark_home import benchmark_home, memory_bytes
@@ -46,8 +39,6 @@ _OWNED_SECONDS = 400.0
 _READ_SECONDS = 120.0
 #: From the encoding of the loads to the first record.
 _LEAD_SECONDS = 20.0
-#: Records of the last seconds are not measured: nothing after them closes a window.
-_TAIL_SECONDS = 5.0
 _LOOK_SECONDS = 5.0
 _GIB = 2**30
 #: Goals.
@@ -61,7 +52,7 @@ def measure(settings: Settings, count: int, rate: float, warm_up: float, seconds
     settings.pipelines_dir.mkdir(parents=True)
     for name in names:
         create_topic(settings.bootstrap_servers, name, load.partitions)
-        (settings.pipelines_dir / f"{name}.py").write_text(module_of(name, topic=name, shards=1))
+        (settings.pipelines_dir / f"{name}.py").write_text(WINDOWS.module(name, topic=name, shards=1))
     with redirect_stdout(sys.stderr):
         settings = stack.up(settings, topic=None)
         installation = Installation(settings)
@@ -79,28 +70,30 @@ def measure(settings: Settings, count: int, rate: float, warm_up: float, seconds
     start_ms = int(start * 1000)
     file = settings.home / "load"
     load.encode(file, start_ms)
-    senders = [sender(settings, name, file, load, start) for name in names]
-    time.sleep(max(start + warm_up - time.time(), 0.0))  # until it is warm
-    memory = []
-    while time.time() < start + load.seconds:
-        memory.append(memory_bytes(_processes(settings.home)))
-        time.sleep(_LOOK_SECONDS)  # between two looks
-    found: list[float] = []
-    for name, sending in zip(names, senders, strict=True):
+    sending = sender(settings, names, file, load, start)
+    try:
+        time.sleep(max(start + warm_up - time.time(), 0.0))  # until it is warm
+        memory = []
+        while time.time() < start + load.seconds:
+            memory.append(memory_bytes(_processes(settings.home)))
+            time.sleep(_LOOK_SECONDS)  # between two looks
         said, _ = sending.communicate()
-        if sending.returncode:
-            raise SystemExit(f"The load of {name} ended with {sending.returncode}.")
+    finally:
+        sending.kill()
+        sending.wait()
+    if sending.returncode:
+        raise SystemExit(f"The load ended with {sending.returncode}.")
+    samples = json.loads(said)["samples"]
+    found: list[float] = []
+    for name in names:
         wait_until(
             lambda name=name: records_in(_commits(installation, name)) >= load.rows,
             _READ_SECONDS,
             f"{name} is read",
         )
-        samples = [tuple(sample) for sample in json.loads(said)["samples"]]
-        first_ms = start_ms + warm_up * 1000
-        last_ms = start_ms + (load.seconds - _TAIL_SECONDS) * 1000
-        measured = [sample for sample in samples if first_ms <= sample[2] < last_ms]
+        measured = measured_samples(samples[name], load, start_ms, warm_up)
         found += latencies(measured, _commits(installation, name))
-        check_answer(load, start_ms, rows_of_delta(settings.table("sinks", name)))
+        WINDOWS.check(load, start_ms, WINDOWS.rows_of_delta(settings.table("sinks", name)))
     yield Figure("latency, p50", percentile(found, 0.5), _P50_SECONDS, "s")
     yield Figure("latency, p99", percentile(found, 0.99), unit="s")
     yield Figure("memory of all processes, median", statistics.median(memory) / _GIB, _MEMORY_GIB, "GiB")

@@ -26,7 +26,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from benchmarks.speed.install import install
-from benchmarks.speed.measure import check_answer
 from benchmarks.speed.run import create_topic, sender
 from benchmarks.speed.sides import Ours
 from benchmarks.speed.workload import Workload
@@ -62,7 +61,7 @@ def measure(settings: Settings, folder: Path, batches: int) -> Iterator[Figure]:
         start = time.time() + load.rows * 12e-6 + _LEAD_SECONDS
         start_ms = int(start * 1000)
         load.encode(file, start_ms)
-        sending = sender(settings, topic, file, load, start)
+        sending = sender(settings, [topic], file, load, start)
         commits, memory = _watch(side, sending, batches)
     finally:
         if sending is not None:
@@ -70,7 +69,7 @@ def measure(settings: Settings, folder: Path, batches: int) -> Iterator[Figure]:
             sending.wait()
         side.end()
         file.unlink(missing_ok=True)
-    check_answer(load, start_ms, side.rows())
+    side.job.check(load, start_ms, side.rows())
     young, grown = _ABOUT, min(1000, batches // 2)
     times = {number: _batch_seconds(commits, number) for number in (young, grown, batches)}
     sizes = {number: _memory_at(memory, commits, number) for number in times}
@@ -94,7 +93,7 @@ def _watch(
     """
     memory = []
     while True:
-        worker = side.process
+        [worker] = side.processes
         memory.append((time.time(), memory_bytes([worker, *worker.children(recursive=True)])))
         commits = [commit.at_ms / 1000 for commit in side.commits()]
         took = timedelta(seconds=round(commits[-1] - commits[0])) if commits else "no time"

@@ -52,7 +52,7 @@ def consumed(settings: Settings, topic: str, rows: int, folder: Path) -> Ours:
     side = Ours(settings, topic, folder / topic)
     try:
         side.start()
-        sending = sender(settings, topic, file, load, time.time())
+        sending = sender(settings, [topic], file, load, time.time())
         sending.communicate()
         expect(sending.returncode == 0, "the load is sent")
         wait_read(side, load, _READ_SECONDS)

@@ -1,4 +1,4 @@
-"""What a run comes to: latencies by the broker's timestamps, CPU of all its processes, and whether it is right."""
+"""What a run comes to: its commits, latencies by the broker's timestamps, and CPU of all its processes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,8 +13,7 @@ from urllib.parse import urlsplit
 import fastavro
 import psutil
 import pyarrow.parquet as pq
-from benchmarks.speed.workload import Answer, Key, Workload
-from deltalake import DeltaTable
+from benchmarks.speed.workload import epoch_ms
 
 from hindcast.tables.ledger import LedgerRow
 
@@ -141,14 +139,8 @@ def _iceberg(folder: Path) -> dict[str, Any]:
     return found
 
 
-def rows_of_delta(table: str) -> list[dict[str, Any]]:
-    """The rows of a side's Delta table: ticker, end_ms, trades, min_ask, avg_ask."""
-    rows = DeltaTable(table).to_pyarrow_table().to_pylist()
-    return [{**row, "end_ms": _epoch_ms(row["window"]["end"])} for row in rows]
-
-
 def rows_of_flink(folder: Path) -> list[dict[str, Any]]:
-    """The same of the newest snapshot of the Flink job's table.
+    """The rows of the newest snapshot of the Flink job's table: ticker, end_ms, trades, min_ask, avg_ask.
 
     A job that ends between a checkpoint and its commit leaves whole files that no snapshot names.
 
@@ -161,7 +153,7 @@ def rows_of_flink(folder: Path) -> list[dict[str, Any]]:
     named = int(newest["summary"]["total-records"])
     if named != len(rows):
         raise SystemExit(f"{folder} names {named} rows, and its files have {len(rows)}.")
-    return [{**row, "end_ms": _epoch_ms(row["window_end"])} for row in rows]
+    return [{**row, "end_ms": epoch_ms(row["window_end"])} for row in rows]
 
 
 def _data_files(snapshot: Mapping[str, Any]) -> Iterator[str]:
@@ -186,45 +178,14 @@ def _local(url: str) -> str:
     return urlsplit(url).path
 
 
-def _epoch_ms(instant: datetime) -> int:
-    return round(instant.replace(tzinfo=UTC).timestamp() * 1000)
-
-
-def cpu_seconds(process: psutil.Process) -> float:
-    """CPU that a process and all below it have used so far, those that ended and were waited for included."""
+def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
+    """CPU that processes and all below them have used so far, those that ended and were waited for included."""
     total = 0.0
-    for one in [process, *process.children(recursive=True)]:
-        try:
-            times = one.cpu_times()
-        except psutil.NoSuchProcess:
-            continue
-        total += times.user + times.system + times.children_user + times.children_system
+    for process in processes:
+        for one in [process, *process.children(recursive=True)]:
+            try:
+                times = one.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            total += times.user + times.system + times.children_user + times.children_system
     return total
-
-
-def check_answer(workload: Workload, start_ms: int, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Compare the rows that a side wrote with the answer; return how many there are.
-
-    The last windows are still open, for the watermark is behind. So a side must have each window up to its own
-    last one, and nothing else.
-
-    :param rows: as :func:`rows_of_delta` gives them
-    :raises SystemExit: if it has another row, lacks one, or has one twice
-    """
-    found: dict[Key, Answer] = {}
-    for row in rows:
-        key = (row["ticker"], row["end_ms"])
-        found[key] = (row["trades"], row["min_ask"], round(row["avg_ask"] * row["trades"] * 64))
-    if not found:
-        raise SystemExit("The answer has no row.")
-    if len(found) != len(rows):
-        raise SystemExit(f"The answer has {len(rows) - len(found)} rows more than once.")
-    last = max(end for _, end in found)
-    expected = {key: answer for key, answer in workload.answers(start_ms).items() if key[1] <= last}
-    if found != expected:
-        wrong = [key for key in found.keys() | expected.keys() if found.get(key) != expected.get(key)]
-        at = datetime.fromtimestamp(min(end for _, end in wrong) / 1000, UTC)
-        raise SystemExit(
-            f"The answer differs in {len(wrong)} of {len(expected)} rows, the first at {at:%H:%M:%S}."
-        )
-    return len(found)

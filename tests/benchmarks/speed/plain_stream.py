@@ -1,4 +1,4 @@
-"""The job that somebody would write with Structured Streaming alone: the same windows, from Kafka into a sink.
+"""The job that somebody would write with Structured Streaming alone: the same from Kafka into a sink.
 
 ``python plain_stream.py`` imports nothing of Hindcast. ``--tuned`` is what a person tunes by hand on a small
 machine; without it every setting has Spark's or Delta's default. It runs until SIGTERM.
@@ -42,17 +42,23 @@ def session(name: str, jars: Path, tuned: Mapping[str, str]) -> SparkSession:
     return spark
 
 
+def trades(records: DataFrame) -> DataFrame:
+    """The topic's records, taken apart."""
+    parsed = F.from_json(F.col("value").cast("string"), "ticker string, ts timestamp, ask double")
+    return records.select(parsed.alias("t")).select("t.*")
+
+
 def stats(records: DataFrame) -> DataFrame:
-    """The answer over the topic's records."""
-    trades = records.select(
-        F.from_json(F.col("value").cast("string"), "ticker string, ts timestamp, ask double").alias("t")
-    )
+    """The windows of the topic's records."""
     return (
-        trades.select("t.*")
+        trades(records)
         .withWatermark("ts", "10 seconds")
         .groupBy(F.window("ts", "5 seconds", "1 second"), "ticker")
         .agg(F.min("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask"))
     )
+
+
+JOBS = {"windows": stats, "copy": trades}
 
 
 def main() -> None:
@@ -61,6 +67,7 @@ def main() -> None:
     parser.add_argument("--topic", required=True)
     parser.add_argument("--folder", type=Path, required=True, help="for the table and the checkpoint")
     parser.add_argument("--jars", type=Path, required=True, help="Spark's extra jars")
+    parser.add_argument("--job", choices=sorted(JOBS), default="windows")
     parser.add_argument("--sink", choices=("delta", "noop"), default="delta")
     parser.add_argument("--tuned", action="store_true")
     asked = parser.parse_args()
@@ -76,7 +83,7 @@ def main() -> None:
         .load()
     )
     writer = (
-        stats(records)
+        JOBS[asked.job](records)
         .writeStream.outputMode("append")
         .option("checkpointLocation", str(asked.folder / "checkpoint"))
     )

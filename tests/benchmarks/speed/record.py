@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from benchmarks.speed.jobs import WINDOWS
+
 OURS = "hindcast"
 
 #: Figure of a run -> its heading, and how it is written.
@@ -40,6 +42,7 @@ class Record:
     on: str
     cpus: int
     sides: Mapping[str, Sequence[Mapping[str, float]]]
+    job: str = WINDOWS.name
 
     @classmethod
     def read(cls, path: Path) -> Self:

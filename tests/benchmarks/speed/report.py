@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.speed.goals import table_of_goals
+from benchmarks.speed.jobs import JOBS
 from benchmarks.speed.markdown import line, spread
 from benchmarks.speed.record import COMPARED, FIGURES, Record
 
@@ -35,13 +36,15 @@ def table(record: Record) -> list[str]:
 
 def figures(records: Sequence[Record]) -> Iterator[str]:
     """The lines of the page between its marks."""
-    for record in sorted(records, key=lambda record: record.rate):
+    by_job = {name: number for number, name in enumerate(JOBS)}
+    for record in sorted(records, key=lambda record: (by_job[record.job], record.rate)):
+        heading = f"{JOBS[record.job].heading}, {record.rate:,.0f} records a second"
         pairs = max(len(runs) for runs in record.sides.values())
         state = record.commit
         if record.dirty:
             state = f"{state} with changes"
         yield ""
-        yield f"### {record.rate:,.0f} records a second"
+        yield f"### {heading}"
         yield ""
         yield f"Runs of each side, by turns: {pairs}, of {record.seconds:.0f} s each after {record.warm_up:.0f} s,"
         yield f"on {record.cpus} cores; commit {state}, {record.on}."
@@ -50,8 +53,8 @@ def figures(records: Sequence[Record]) -> Iterator[str]:
         yield ""
         yield from table_of_goals(record)
         yield ""
-        yield from picture(record, "p50", "Median latency, seconds")
-        yield from picture(record, "rows_per_cpu_second", "Rows for a CPU-second")
+        yield from picture(record, "p50", f"{heading}: median latency, seconds")
+        yield from picture(record, "rows_per_cpu_second", f"{heading}: rows for a CPU-second")
     yield ""
 
 
@@ -62,7 +65,7 @@ def picture(record: Record, figure: str, title: str) -> Iterator[str]:
     values = ", ".join(f"{median:.2f}" for median in medians)
     yield "```mermaid"
     yield "xychart-beta"
-    yield f'    title "{title}, at {record.rate:.0f} records a second"'
+    yield f'    title "{title}"'
     yield f"    x-axis [{names}]"
     yield f"    y-axis 0 --> {max(medians) * 1.1:.2f}"
     yield f"    bar [{values}]"

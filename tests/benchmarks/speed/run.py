@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,11 @@ from typing import Any
 from benchmarks.speed.consumer import rows_per_cpu_second
 from benchmarks.speed.goals import table_of_goals
 from benchmarks.speed.install import install
-from benchmarks.speed.measure import check_answer, cpu_seconds, latencies, read_at_ms, records_in
+from benchmarks.speed.jobs import JOBS, WINDOWS, Job
+from benchmarks.speed.measure import Sample, cpu_seconds, latencies, read_at_ms, records_in
 from benchmarks.speed.record import OURS, Record, record_of
 from benchmarks.speed.report import RECORDS, table, write_page
-from benchmarks.speed.sides import SIDES, Side, bench_folder
+from benchmarks.speed.sides import SIDES, USUAL, Flink, Ours, Side, Stock, Tuned, bench_folder
 from benchmarks.speed.workload import Workload
 from kafka import KafkaAdminClient
 from support.benchmark_figures import percentile
@@ -33,13 +35,13 @@ _SEND = Path(__file__).with_name("send.py")
 #: From the moment at which a side is ready to the first record: encoding is done then.
 _LEAD_SECONDS = 3.0
 _READ_SECONDS = 120.0
-_QUICK = ("hindcast", "tuned", "stock", "flink")
+_QUICK = (Ours, Tuned, Stock, Flink)
 #: Records of the last seconds are not measured: a side may commit nothing more once no window closes.
 _TAIL_SECONDS = 5.0
 
 
 def run_once(
-    settings: Settings, kind: type[Side], load: Workload, warm_up: float, folder: Path
+    settings: Settings, kind: type[Side], job: Job, load: Workload, warm_up: float, folder: Path
 ) -> dict[str, Any]:
     """One side, one load on a topic of its own: what it cost from ``warm_up`` seconds after the first record on,
     and how fast it read what came at once after that.
@@ -48,34 +50,34 @@ def run_once(
     """
     topic = folder.name
     create_topic(settings.bootstrap_servers, topic, load.partitions)
-    side = kind(settings, topic, folder)
+    side = kind(settings, topic, folder, job)
     file = folder.with_suffix(".load")
+    sending = None
     try:
         side.start()
         began = time.time()
         start = began + load.rows * 12e-6 + _LEAD_SECONDS
         start_ms = int(start * 1000)
         load.encode(file, start_ms)
-        sending = sender(settings, topic, file, load, start)
+        sending = sender(settings, [topic], file, load, start)
         time.sleep(max(start + warm_up - time.time(), 0.0))  # until it is warm
-        before = cpu_seconds(side.process)
+        before = cpu_seconds(side.processes)
         time.sleep(max(start + load.seconds - time.time(), 0.0))  # what it uses meanwhile is measured
-        steady = cpu_seconds(side.process)
+        steady = cpu_seconds(side.processes)
         said, _ = sending.communicate()
         if sending.returncode:
             raise SystemExit(f"The load ended with {sending.returncode}.")
         report = json.loads(said)
         wait_read(side, load)
-        burst = cpu_seconds(side.process) - steady
+        burst = cpu_seconds(side.processes) - steady
         commits = side.commits()
     finally:
+        if sending is not None:
+            sending.kill()
+            sending.wait()
         side.end()
         file.unlink(missing_ok=True)
-    samples = [tuple(sample) for sample in report["samples"]]
-    first_ms = start_ms + warm_up * 1000
-    last_ms = start_ms + (load.seconds - _TAIL_SECONDS) * 1000
-    measured = [sample for sample in samples if first_ms <= sample[2] < last_ms]
-    seconds = latencies(measured, commits)
+    seconds = latencies(measured_samples(report["samples"][topic], load, start_ms, warm_up), commits)
     rows = load.rate * (load.seconds - warm_up)
     used = steady - before
     at_once: dict[str, float] = {}
@@ -88,7 +90,7 @@ def run_once(
     written = side.rows()
     answered = 0
     if written is not None:
-        answered = check_answer(load, start_ms, written)
+        answered = job.check(load, start_ms, written)
     return {
         "side": kind.name,
         "p50": percentile(seconds, 0.5),
@@ -109,13 +111,25 @@ def create_topic(servers: str, topic: str, partitions: int) -> None:
 
 
 def sender(
-    settings: Settings, topic: str, file: Path, load: Workload, start: float
+    settings: Settings, topics: Sequence[str], file: Path, load: Workload, start: float
 ) -> subprocess.Popen[bytes]:
+    """Start to send the load to each of the topics, at the rate to each."""
     python = bench_folder(settings) / "bin" / "python"
-    arguments = [str(python), str(_SEND), "--servers", settings.bootstrap_servers, "--topic", topic]
+    arguments = [str(python), str(_SEND), "--servers", settings.bootstrap_servers]
+    for topic in topics:
+        arguments += ["--topic", topic]
     arguments += ["--file", str(file), "--rate", str(load.rate), "--steady", str(load.steady)]
     arguments += ["--start", str(start)]
     return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+
+
+def measured_samples(
+    samples: Iterable[Sequence[int]], load: Workload, start_ms: int, warm_up: float
+) -> list[Sample]:
+    """Those of which the latency is measured: from ``warm_up`` seconds after the first record on."""
+    first_ms = start_ms + warm_up * 1000
+    last_ms = start_ms + (load.seconds - _TAIL_SECONDS) * 1000
+    return [(partition, offset, at) for partition, offset, at in samples if first_ms <= at < last_ms]
 
 
 def wait_read(side: Side, load: Workload, seconds: float = _READ_SECONDS) -> None:
@@ -131,6 +145,8 @@ def wait_read(side: Side, load: Workload, seconds: float = _READ_SECONDS) -> Non
 def keep(record: Record, partitions: int, *, is_recorded: bool) -> Path:
     """Write the record, and the page if it is recorded. Returns where it is."""
     name = f"{record.rate:.0f}"
+    if record.job != WINDOWS.name:
+        name += f"-{record.job}"
     if partitions != Workload.partitions:
         name += f"-{partitions}-partitions"
     written = Settings().home / "bench-results" / f"{name}.json"
@@ -143,7 +159,8 @@ def keep(record: Record, partitions: int, *, is_recorded: bool) -> Path:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--side", action="append", choices=sorted(SIDES), help="all by default")
+    parser.add_argument("--side", action="append", choices=sorted(SIDES), help="one of those that run")
+    parser.add_argument("--job", choices=sorted(JOBS), default=WINDOWS.name, help="that all sides do")
     parser.add_argument("--rate", type=float, default=4000.0, help="records a second")
     parser.add_argument("--warm-up", type=float, default=60.0)
     parser.add_argument("--seconds", type=float, default=60.0, help="that are measured")
@@ -159,8 +176,13 @@ def main() -> None:
         asked.burst = min(asked.burst, 200_000)
         asked.warm_up = asked.seconds = 30.0
         asked.pairs = 1
-        asked.side = asked.side or list(_QUICK)
-    sides = [SIDES[name] for name in asked.side or SIDES]
+    job = JOBS[asked.job]
+    sides = [SIDES[name] for name in asked.side or ()]
+    if Flink in sides and not job.does_flink:
+        parser.error(f"flink has no {job.name}")
+    if not sides:
+        usual = _QUICK if asked.quick else USUAL
+        sides = [kind for kind in usual if job.does_flink or kind is not Flink]
     load = Workload(asked.rate, asked.warm_up + asked.seconds, partitions=asked.partitions, burst=asked.burst)
     found: dict[str, list[dict[str, Any]]] = defaultdict(list)
     commit, dirty = work_tree()
@@ -169,7 +191,9 @@ def main() -> None:
         for number in range(asked.pairs):
             for kind in sides if number % 2 == 0 else reversed(sides):
                 name = kind.name.replace(" ", "-")
-                result = run_once(settings, kind, load, asked.warm_up, settings.home / f"{name}-{number}")
+                result = run_once(
+                    settings, kind, job, load, asked.warm_up, settings.home / f"{name}-{number}"
+                )
                 found[kind.name].append(result)
                 print(json.dumps(result), file=sys.stderr, flush=True)  # noqa: T201 - progress
             # After each pair, so that a long benchmark that is interrupted has measured something.
@@ -182,6 +206,7 @@ def main() -> None:
                 dirty=dirty,
                 on=f"{datetime.now(UTC):%Y-%m-%d}",
                 cpus=os.cpu_count(),
+                job=job.name,
             )
             written = keep(record, asked.partitions, is_recorded=asked.record)
     print("\n".join([*table(record), "", *table_of_goals(record)]))  # noqa: T201 - the result

@@ -1,8 +1,11 @@
 """Send an encoded load at its rate, with librdkafka, which costs little: ``python send.py`` in the environment
 that ``make bench`` makes.
 
-It imports nothing of Hindcast. The result is one JSON object: how far it fell behind its schedule, and, of one
-record in fifty, (partition, offset, the broker's timestamp in epoch milliseconds).
+It imports nothing of Hindcast. Several topics get the same load, each of them whole, by one client: it puts the
+records of all of them into one request, and the broker has a fraction of the requests of many clients.
+
+The result is one JSON object: how far it fell behind its schedule, and by topic, of one record in fifty,
+(partition, offset, the broker's timestamp in epoch milliseconds).
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ _TICK_SECONDS = 0.005
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--servers", required=True)
-    parser.add_argument("--topic", required=True)
+    parser.add_argument("--topic", action="append", required=True)
     parser.add_argument("--file", type=Path, required=True)
     parser.add_argument("--rate", type=float, required=True)
     parser.add_argument("--steady", type=int, required=True, help="so many at the rate, the rest at once")
@@ -40,12 +43,22 @@ def main() -> None:
             "queue.buffering.max.messages": 2_000_000,
         }
     )
-    samples: list[tuple[int, int, int]] = []
+    samples: dict[str, list[tuple[int, int, int]]] = {topic: [] for topic in asked.topic}
 
     def delivered(error: object, message: Message) -> None:
         if error is not None:
             raise SystemExit(f"A record was not delivered: {error}")
-        samples.append((message.partition(), message.offset(), message.timestamp()[1]))
+        samples[message.topic()].append((message.partition(), message.offset(), message.timestamp()[1]))
+
+    def send(topic: str, value: bytes, key: bytes, partition: int, number: int) -> None:
+        callback = delivered if number % _SAMPLED == 0 else None
+        while True:
+            try:
+                producer.produce(topic, value, key, partition, callback)
+            except BufferError:  # so many wait to be sent
+                producer.poll(0.1)
+            else:
+                return
 
     at = 0
     sent = 0
@@ -61,14 +74,8 @@ def main() -> None:
             at += key_bytes
             value = content[at : at + value_bytes]
             at += value_bytes
-            callback = delivered if sent % _SAMPLED == 0 else None
-            while True:
-                try:
-                    producer.produce(asked.topic, value, key, partition, callback)
-                except BufferError:  # so many wait to be sent
-                    producer.poll(0.1)
-                else:
-                    break
+            for topic in asked.topic:
+                send(topic, value, key, partition, sent)
             sent += 1
         producer.poll(0)
         time.sleep(_TICK_SECONDS)  # records are due by the clock

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from benchmarks.speed.jobs import WINDOWS, Job
 from benchmarks.speed.measure import (
     Commit,
     commits_of_flink,
     commits_of_ledger,
     commits_of_plain,
-    rows_of_delta,
     rows_of_flink,
 )
 from support.waiting import wait_until
@@ -37,44 +37,22 @@ _END_SECONDS = 60.0
 NAME = "stock_stats"
 _PLAIN = Path(__file__).with_name("plain_stream.py")
 
-_PIPELINE = """\
-from pyspark.sql import DataFrame
-from pyspark.sql import functions as F
-
-from hindcast import Table, Topic, Window, pipeline
-
-
-@pipeline(
-    source=Topic("{topic}", schema="ticker string, ts timestamp, ask double", key="ticker"),
-    event_time="ts",
-    watermark="10 seconds",
-    window=Window("5 seconds", slide="1 second"),
-    sink=Table("{name}", keys=["window", "ticker"]),
-    version=1,
-    shards={shards},
-)
-def {name}(trades: DataFrame) -> DataFrame:
-    return trades.groupBy("window", "ticker").agg(
-        F.min("ask").alias("min_ask"), F.count("*").alias("trades"), F.avg("ask").alias("avg_ask")
-    )
-"""
-
-
-def module_of(name: str, *, topic: str, shards: int) -> str:
-    """The file of a pipeline of this name, whose table has the same name."""
-    return _PIPELINE.format(name=name, topic=topic, shards=shards)
-
 
 class Side(ABC):
-    """One side in one run."""
+    """One side in one run.
+
+    :param folder: of its own, for what it writes
+    :param job: what it does with the trades
+    """
 
     name: str
 
-    def __init__(self, settings: Settings, topic: str, folder: Path) -> None:
+    def __init__(self, settings: Settings, topic: str, folder: Path, job: Job = WINDOWS) -> None:
         self.settings = settings
         self.topic = topic
         self.folder = folder
-        self._process: subprocess.Popen[bytes] | None = None
+        self.job = job
+        self._started: list[subprocess.Popen[bytes]] = []
 
     @abstractmethod
     def start(self) -> None:
@@ -86,17 +64,19 @@ class Side(ABC):
 
     @abstractmethod
     def rows(self) -> list[dict[str, Any]] | None:
-        """What it wrote, as :func:`rows_of_delta` gives it; None if its sink keeps nothing."""
+        """What it wrote, as its job wants it for the check; None if its sink keeps nothing."""
 
     @property
-    def process(self) -> psutil.Process:
-        assert self._process is not None
-        return psutil.Process(self._process.pid)
+    def processes(self) -> list[psutil.Process]:
+        """Those that it consists of. They may have children."""
+        return [psutil.Process(process.pid) for process in self._started]
 
     def _run(self, arguments: list[str], environment: dict[str, str]) -> None:
+        """Start a process. The n-th one, from 0 on, writes into the files ``out-n`` and ``err-n``."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
-            self._process = subprocess.Popen(
+        number = len(self._started)
+        with self._said("out", number).open("wb") as out, self._said("err", number).open("wb") as err:
+            process = subprocess.Popen(
                 arguments,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -104,29 +84,31 @@ class Side(ABC):
                 stderr=err,
                 start_new_session=True,
             )
+        self._started.append(process)
+
+    def _said(self, where: str, number: int = 0) -> Path:
+        return self.folder / f"{where}-{number}"
 
     def _wait(self, ready: Callable[[], bool]) -> None:
-        process = self._process
-        assert process is not None
+        def ended() -> bool:
+            return any(process.poll() is not None for process in self._started)
 
-        def ready_or_ended() -> bool:
-            return ready() or process.poll() is not None
-
-        wait_until(ready_or_ended, _READY_SECONDS, f"{self.name} reads the topic", every=0.5)
-        if process.poll() is not None:
-            said = (self.folder / "err").read_text(errors="replace")[-2000:]
-            raise SystemExit(f"{self.name} ended with {process.returncode}:\n{said}")
+        wait_until(lambda: ready() or ended(), _READY_SECONDS, f"{self.name} reads the topic", every=0.5)
+        for number, process in enumerate(self._started):
+            if process.poll() is not None:
+                said = self._said("err", number).read_text(errors="replace")[-2000:]
+                raise SystemExit(f"{self.name} ended with {process.returncode}:\n{said}")
 
     def end(self) -> None:
         """End it and all that it started."""
-        if self._process is None:
-            return
-        self._process.terminate()
-        try:
-            self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        for process in self._started:
+            process.terminate()
+        for process in self._started:
+            try:
+                process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
 
 
 class Plain(Side):
@@ -136,17 +118,17 @@ class Plain(Side):
 
     def start(self) -> None:
         arguments = [sys.executable, str(_PLAIN), "--servers", self.settings.bootstrap_servers]
-        arguments += ["--topic", self.topic, "--folder", str(self.folder)]
+        arguments += ["--topic", self.topic, "--folder", str(self.folder), "--job", self.job.name]
         arguments += ["--jars", str(self.settings.spark_jars_dir), *self.options]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("HINDCAST_")}
         self._run(arguments, environment)
-        self._wait(lambda: "ready" in (self.folder / "out").read_text())
+        self._wait(lambda: "ready" in self._said("out").read_text())
 
     def commits(self) -> list[Commit]:
         return commits_of_plain(self.folder, self.topic)
 
     def rows(self) -> list[dict[str, Any]] | None:
-        return rows_of_delta(str(self.folder / "table"))
+        return self.job.rows_of_delta(str(self.folder / "table"))
 
 
 class Stock(Plain):
@@ -189,7 +171,7 @@ class Flink(Side):
         ]
         arguments += [self.settings.bootstrap_servers, self.topic, str(self.folder), "2"]
         self._run(arguments, dict(os.environ))
-        self._wait(lambda: "ready" in (self.folder / "out").read_text())
+        self._wait(lambda: "ready" in self._said("out").read_text())
 
     def commits(self) -> list[Commit]:
         return commits_of_flink(self.folder)
@@ -203,31 +185,34 @@ class Ours(Side):
 
     name = "hindcast"
     shards = 1
+    workers = 1
 
     def start(self) -> None:
         home = self.folder / "home"
         self.settings = self.settings.model_copy(update={"home": home, "pipelines_dir": home / "pipelines"})
         self.settings.pipelines_dir.mkdir(parents=True)
-        module = module_of(NAME, topic=self.topic, shards=self.shards)
+        module = self.job.module(NAME, topic=self.topic, shards=self.shards)
         (self.settings.pipelines_dir / f"{NAME}.py").write_text(module)
         states = DesiredStates(LeaseTable(self.settings))
         states.declare(catalog.load(self.settings.pipelines_dir)[NAME], self.settings.workers)
-        self._run(programs.command("consume"), {**os.environ, **self.settings.environment()})
-        self._wait(self._owns_all)
+        for _ in range(self.workers):
+            self._run(programs.command("consume"), {**os.environ, **self.settings.environment()})
+        self._wait(self._own_all)
 
-    def _owns_all(self) -> bool:
-        owned = [
-            lease
+    def _own_all(self) -> bool:
+        """Whether each shard has an owner, and each worker a shard."""
+        owners = [
+            lease.lease_owner
             for lease in LeaseTable(self.settings).leases_if_any()
             if lease.status_type is StatusType.SHARD and lease.lease_owner
         ]
-        return len(owned) == self.shards
+        return len(owners) == self.shards and len(set(owners)) == self.workers
 
     def commits(self) -> list[Commit]:
         return commits_of_ledger(Ledger(ControlTables(self.settings)).batches(NAME))
 
     def rows(self) -> list[dict[str, Any]]:
-        return rows_of_delta(self.settings.table("sinks", NAME))
+        return self.job.rows_of_delta(self.settings.table("sinks", NAME))
 
 
 class TwoShards(Ours):
@@ -237,7 +222,23 @@ class TwoShards(Ours):
     shards = 2
 
 
-SIDES: dict[str, type[Side]] = {side.name: side for side in (Ours, TwoShards, Tuned, Stock, NoSink, Flink)}
+class FourShards(Ours):
+    """The same with a query for each quarter."""
+
+    name = "four shards"
+    shards = 4
+
+
+class TwoWorkers(TwoShards):
+    """Each half of the partitions in a worker of its own."""
+
+    name = "two workers"
+    workers = 2
+
+
+#: Those of a benchmark that names none.
+USUAL: tuple[type[Side], ...] = (Ours, TwoShards, Tuned, Stock, NoSink, Flink)
+SIDES: dict[str, type[Side]] = {side.name: side for side in (*USUAL, FourShards, TwoWorkers)}
 
 
 def bench_folder(settings: Settings) -> Path:

@@ -93,3 +93,8 @@ class Workload:
                 least = min(least, trade.sixty_fourths / 64)
                 found[key] = (count + 1, least, total + trade.sixty_fourths)
         return found
+
+
+def epoch_ms(instant: datetime) -> int:
+    """Of an instant in UTC, with or without a zone."""
+    return round(instant.replace(tzinfo=UTC).timestamp() * 1000)

@@ -15,14 +15,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from benchmarks.speed.goals import table_of_goals
+from benchmarks.speed.jobs import COPY, WINDOWS
 from benchmarks.speed.measure import (
     Commit,
-    check_answer,
     commits_of_flink,
     commits_of_plain,
     latencies,
     read_at_ms,
-    rows_of_delta,
     rows_of_flink,
 )
 from benchmarks.speed.record import Record, record_of
@@ -181,9 +180,35 @@ def rows(until_seconds: int) -> Iterator[dict[str, Any]]:
 def test_a_side_with_another_answer_does_not_count(change: Any, problem: str) -> None:
     """A row that is missing, doubled, changed or of nobody. Windows that are still open are not missing."""
     found = list(rows(8))
-    assert check_answer(LOAD, START_MS, found) == len(found)
+    assert WINDOWS.check(LOAD, START_MS, found) == len(found)
     with pytest.raises(SystemExit, match=problem):
-        check_answer(LOAD, START_MS, change(found))
+        WINDOWS.check(LOAD, START_MS, change(found))
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda found: found[1:], "lacks 1 of 600 trades and has 0 others"),
+        (lambda found: [*found, found[3]], "lacks 0 of 600 trades and has 1 others"),
+        (lambda found: [{**found[0], "ask": 0.5}, *found[1:]], "lacks 1 of 600 trades and has 1 others"),
+    ],
+)
+def test_a_copy_has_each_trade_once(tmp_path: Path, change: Any, problem: str) -> None:
+    """One that is missing, doubled or changed."""
+    url = str(tmp_path / "copy")
+    trades = [
+        {
+            "ticker": trade.ticker,
+            "ts": datetime.fromtimestamp(trade.event_ms / 1000, UTC),
+            "ask": trade.sixty_fourths / 64,
+        }
+        for trade in LOAD.trades(START_MS)
+    ]
+    write_deltalake(url, pa.Table.from_pylist(trades))
+    found = COPY.rows_of_delta(url)
+    assert COPY.check(LOAD, START_MS, found) == LOAD.rows
+    with pytest.raises(SystemExit, match=problem):
+        COPY.check(LOAD, START_MS, change(found))
 
 
 def test_rows_are_read_from_both_kinds_of_tables(tmp_path: Path) -> None:
@@ -198,7 +223,7 @@ def test_rows_are_read_from_both_kinds_of_tables(tmp_path: Path) -> None:
     row = {"window": {"start": at - timedelta(seconds=5), "end": at}, "ticker": "T001"}
     write_deltalake(url, pa.Table.from_pylist([row], schema=schema))
     end_ms = int(at.timestamp() * 1000)
-    assert [(found["ticker"], found["end_ms"]) for found in rows_of_delta(url)] == [("T001", end_ms)]
+    assert [(found["ticker"], found["end_ms"]) for found in WINDOWS.rows_of_delta(url)] == [("T001", end_ms)]
 
     table = tmp_path / "table" / "bench" / "stats"
     for folder in ("data", "metadata"):
@@ -295,20 +320,27 @@ def test_each_goal_is_set_beside_the_median_of_its_pairs() -> None:
 
 
 def test_the_page_has_the_figures_of_all_records_and_else_stays(tmp_path: Path) -> None:
-    """Written twice it is the same. The slowest load comes first."""
+    """Written twice it is the same. Windows come before copies, and the slowest load first."""
     page = tmp_path / "page.md"
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
     for rate in (10_000.0, 4_000.0):
-        record(rate, {"hindcast": runs(1.0)}).write(tmp_path / "records" / f"{rate:.0f}.json")
+        made = record(rate, {"hindcast": runs(1.0)})
+        made.write(tmp_path / "records" / f"{rate:.0f}.json")
+    replace(made, job=COPY.name).write(tmp_path / "records" / "4000-copy.json")
     for _ in range(2):
         write_page(page, tmp_path / "records")
         text = page.read_text()
         assert text.startswith(f"before\n{BEGIN}\n")
         assert text.endswith(f"\n{END}\nafter\n")
         assert "old" not in text
-        assert text.index("### 4,000 records a second") < text.index("### 10,000 records a second")
-        assert text.count("xychart-beta") == 4
-        assert text.count("    bar [1000.00]") == 2, "a chart knows no exponents"
+        headings = [line for line in text.splitlines() if line.startswith("### ")]
+        assert headings == [
+            "### Windows, 4,000 records a second",
+            "### Windows, 10,000 records a second",
+            "### Copy, 4,000 records a second",
+        ]
+        assert text.count("xychart-beta") == 6
+        assert text.count("    bar [1000.00]") == 3, "a chart knows no exponents"
     page.write_text("no marks")
     with pytest.raises(ValueError, match="lacks"):
         write_page(page, tmp_path / "records")
