@@ -153,9 +153,8 @@ runs: env ## docs/runs.md from the recorded runs (ROW=F5 SEED=7 CAUSE="..." firs
 	@PYTHONPATH=tests $(BIN)/python tests/support/fault_runs.py $(if $(CAUSE),--cause "$(CAUSE)" --row "$(ROW)" --seed "$(SEED)")
 
 .PHONY: reference
-reference: env ## docs/reference: the public object by its docstrings, and the settings
-	@PYTHONPATH=include:tests $(BIN)/python tests/support/python_reference.py
-	@PYTHONPATH=include:tests $(BIN)/python tests/support/settings_reference.py
+reference: env ## docs/reference: declarations, the public object, settings, tables, events and errors, from the code
+	@PYTHONPATH=include:tests $(BIN)/python tests/support/reference_pages.py
 
 .PHONY: nemesis
 nemesis: env jars ## faults drawn at random for SECONDS=60, then every oracle (SEED=7 replays a run)

@@ -1,17 +1,16 @@
-"""`make reference`: write docs/reference/python.md from the docstrings of the public object."""
+"""The pages of docs/reference that are made from docstrings: the public object, and what declares a pipeline."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Iterator
+from enum import EnumType
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+import hindcast
 from hindcast.app import Hindcast, InstalledPipeline
-
-PAPER = Path(__file__).resolve().parents[2] / "docs/reference/python.md"
 
 _HEAD = """# Python reference
 
@@ -29,13 +28,38 @@ print(verdict["passed"], verdict["unexplained"])
 print(stock_stats.read().pandas())
 ```
 
-Errors are subclasses of `hindcast.errors.HindcastError`. The text of an error names the cure, and its `exit_code` is that of
-the command.
+Errors are subclasses of [`hindcast.errors.HindcastError`](errors.md). The text of an error names the cure, and its `exit_code` is
+that of the command.
 """
+
+_DECLARATIONS = """# What declares a pipeline
+
+`make reference` writes this page from the docstrings in `include/hindcast/pipeline.py`.
+
+A file of pipelines imports these names from `hindcast`. [How to write one](../how-to/your-own-pipeline.md) begins with an example.
+`hindcast check` lists every mistake of every file, with its line and a valid form.
+"""
+
+#: In this order on the page.
+_DECLARE = (
+    "pipeline",
+    "verified",
+    "Topic",
+    "Format",
+    "Metadata",
+    "Lookup",
+    "Window",
+    "Table",
+    "Mode",
+    "Served",
+    "Policy",
+)
 
 _ROLE = re.compile(r":(?:class|meth|func|data|attr|mod):`~?([^`]+)`")
 #: Python keeps the annotations of a module as texts, and shows those in quotes.
 _ANNOTATION = re.compile(r"(: |-> )'([^']*)'")
+#: A member of an enumeration, as Python shows it: its word can be written for it.
+_MEMBER = re.compile(r"<\w+\.\w+: ([\w-]+)>")
 _FIELD = re.compile(r"^:(param|raises|returns)\s*([^:]*):\s*(.*)$")
 
 
@@ -43,6 +67,39 @@ def reference() -> str:
     """The whole page."""
     parts = [_HEAD, *_class("Hindcast", Hindcast), *_class("InstalledPipeline", InstalledPipeline)]
     return "\n".join(parts)
+
+
+def declarations() -> str:
+    """The page of what declares a pipeline."""
+    parts = [_DECLARATIONS]
+    for name in _DECLARE:
+        described = getattr(hindcast, name)
+        parts += [f"## {name}", ""]
+        if isinstance(described, EnumType):
+            members = ", ".join(f'`"{member.value}"`' for member in described)
+            parts += [_text(inspect.getdoc(described) or ""), "", f"One of {members}.", ""]
+        else:
+            parts += [
+                "```text",
+                *_call(name, described),
+                "```",
+                "",
+                _text(inspect.getdoc(described) or ""),
+                "",
+            ]
+    return "\n".join(parts)
+
+
+def _call(name: str, described: Any) -> Iterator[str]:
+    """The arguments of a declaration, one a line."""
+    yield f"{name}("
+    for parameter in inspect.signature(described).parameters.values():
+        written = _ANNOTATION.sub(r"\1\2", str(parameter))
+        written = _MEMBER.sub(r"'\1'", written)
+        written = written.replace("list[str] = <factory>", "list[str] = []")
+        written = written.replace("dict[str, str] = <factory>", "dict[str, str] = {}")
+        yield f"    {written},"
+    yield ")"
 
 
 def _class(name: str, described: type) -> list[str]:
@@ -100,8 +157,3 @@ def _item(kind: str, subject: str, text: str) -> str:
     if kind == "raises":
         return f"- raises `{subject}` {text}"
     return f"- returns {text}"
-
-
-if __name__ == "__main__":
-    PAPER.parent.mkdir(parents=True, exist_ok=True)
-    PAPER.write_text(reference())

@@ -1,17 +1,14 @@
-"""`make reference`: write docs/reference/settings.md from the settings' own descriptions."""
+"""The page of docs/reference that is made from the settings' own descriptions."""
 
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from hindcast.settings import PREFIX, Settings
-
-PAPER = Path(__file__).resolve().parents[2] / "docs/reference/settings.md"
 
 _HEAD = """# Settings
 
@@ -44,7 +41,3 @@ def _default(field: FieldInfo) -> str:
     if isinstance(value, str):
         return f"`{value}`"
     return f"`{json.dumps(value)}`"
-
-
-if __name__ == "__main__":
-    PAPER.write_text(reference())

@@ -8,11 +8,13 @@ import re
 from pathlib import Path
 
 import pytest
-from support import python_reference, settings_reference
+from support import python_reference, reference_pages
 from typer.main import get_command
 
+import hindcast
 from hindcast import catalog
 from hindcast.cli.main import app
+from hindcast.shards.pipeline_row import ChangeKind
 from hindcast.tables.event_log import EventKind
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,6 +67,20 @@ def test_events_exist() -> None:
     assert set(named) <= {kind.value for kind in EventKind}
 
 
+def test_every_kind_of_event_is_written() -> None:
+    """And has its meaning. The reference would else explain what never happens, or nothing."""
+    package = (ROOT / "include/hindcast").rglob("*.py")
+    code = "\n".join(path.read_text() for path in package if path.name != "event_log.py")
+    of_versions = {kind.value for kind in ChangeKind}
+    unwritten = [
+        kind.name
+        for kind in EventKind
+        if kind not in of_versions and not re.search(rf"EventKind\.{kind.name}\b", code)
+    ]
+    assert unwritten == []
+    assert all(kind.meaning for kind in EventKind)
+
+
 def test_the_example_loads(tmp_path: Path) -> None:
     """The README's pipeline loads as it is printed, and is the one that the how-to explains."""
     example = EXAMPLE.findall((ROOT / "README.md").read_text())[0]
@@ -75,10 +91,21 @@ def test_the_example_loads(tmp_path: Path) -> None:
     assert list(loaded) == ["big_trades"]
 
 
-def test_the_reference_is_what_the_code_says() -> None:
+@pytest.mark.parametrize("file", sorted(reference_pages.PAGES))
+def test_the_reference_is_what_the_code_says(file: str) -> None:
     """`make reference` wrote the page, and nothing has changed since."""
-    assert python_reference.PAPER.read_text() == python_reference.reference()
-    assert settings_reference.PAPER.read_text() == settings_reference.reference()
+    assert (reference_pages.FOLDER / file).read_text() == reference_pages.PAGES[file]()
+
+
+def test_the_reference_has_no_other_page() -> None:
+    """One that nothing makes would age."""
+    assert {path.name for path in reference_pages.FOLDER.iterdir()} == set(reference_pages.PAGES)
+
+
+def test_every_declaration_is_in_the_reference() -> None:
+    """What a file of pipelines may import from the package."""
+    described = set(re.findall(r"^## (\w+)", python_reference.declarations(), flags=re.MULTILINE))
+    assert described == set(hindcast.__all__) - {"Hindcast", "Pipeline", "read"}
 
 
 def test_the_reference_describes_every_member() -> None:

@@ -35,7 +35,7 @@ _MEASURED = (
 
 @dataclass(frozen=True, kw_only=True)
 class LedgerRow:
-    """One committed batch. See :data:`hindcast.tables.schema.SCHEMAS` for the meaning and unit of each
+    """One committed batch. See :data:`hindcast.tables.schema.DESCRIBED` for the meaning and unit of each
     column.
     """
 
