@@ -46,7 +46,7 @@ from hindcast.archive.copy_topic import archive_topic
 from hindcast.installation import Installation
 from hindcast.pipeline import Pipeline, Table
 from hindcast.settings import Settings, project_root
-from hindcast.spark import kafka_source, session
+from hindcast.spark import kafka_source, parsed_records, session, transformation
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.stream.shard_runner import ShardRunner
 
@@ -96,7 +96,7 @@ def by_hand(spark: SparkSession, workload: Workload, pipeline: Pipeline, number:
     started = time.monotonic()
     start = dict.fromkeys(range(PARTITIONS), 0)
     raw = kafka_source.stream(spark, workload.settings, pipeline, pipeline.source, start)
-    result = kafka_source.result([kafka_source.parse(raw, pipeline)], pipeline, {})
+    result = transformation.result([parsed_records.parse(raw, pipeline)], pipeline, {})
     folder = workload.settings.checkpoint("by-hand", name)
     table = workload.settings.table("sinks", name)
     query = (
@@ -123,8 +123,8 @@ def batch(spark: SparkSession, workload: Workload, pipeline: Pipeline, number: i
     raw = kafka_source.archived_range(
         spark, workload.settings, pipeline.source.name, start, workload.reached()
     )
-    rows = kafka_source.usable(kafka_source.parse(raw, pipeline))
-    result = kafka_source.transform([kafka_source.assign_windows(rows, pipeline)], pipeline)
+    rows = parsed_records.usable(parsed_records.parse(raw, pipeline))
+    result = transformation.transform([transformation.assign_windows(rows, pipeline)], pipeline)
     result.write.format("delta").save(workload.settings.table("sinks", f"batch_{number}"))
     return {"batch": time.monotonic() - started}
 

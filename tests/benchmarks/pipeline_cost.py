@@ -39,7 +39,7 @@ from hindcast.replay.recorded_batches import recorded_batches
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import plan_replay
 from hindcast.settings import Settings, project_root
-from hindcast.spark import kafka_source, session
+from hindcast.spark import kafka_source, parsed_records, session, transformation
 from hindcast_sandbox.generators import GENERATORS
 
 PARTITIONS = 4
@@ -69,8 +69,8 @@ def by_hand(spark: SparkSession, workload: Workload, plan: ReplayPlan) -> None:
     pipeline = workload.pipeline
     session.keep_state_for(spark, pipeline)
     frames = [
-        kafka_source.usable(
-            kafka_source.parse(
+        parsed_records.usable(
+            parsed_records.parse(
                 kafka_source.records(spark, workload.settings, pipeline, topic, plan.read_from, plan.end),
                 pipeline,
                 topic,
@@ -79,8 +79,8 @@ def by_hand(spark: SparkSession, workload: Workload, plan: ReplayPlan) -> None:
         for topic in pipeline.topics
     ]
     if pipeline.window is not None:
-        frames = [kafka_source.assign_windows(frames[0], pipeline)]
-    result = kafka_source.transform(frames, pipeline, hindsight=pipeline.hindsight is not None)
+        frames = [transformation.assign_windows(frames[0], pipeline)]
+    result = transformation.transform(frames, pipeline, hindsight=pipeline.hindsight is not None)
     result.write.format("delta").mode("overwrite").save(
         workload.settings.table("hindcasts", pipeline.name, "by-hand")
     )

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType, _parse_datatype_string
 
 from hindcast import Format, Table, Topic, ddl, pipeline
 from hindcast.pipeline import Pipeline
-from hindcast.spark import kafka_source
+from hindcast.spark import kafka_source, parsed_records, transformation
 
 AT = datetime(2026, 1, 5, 12, tzinfo=UTC)
 LOCAL = AT.replace(tzinfo=None)
@@ -111,7 +111,7 @@ def _parsed(spark: SparkSession, topic: Topic, values: Iterable[bytes]) -> list[
     """The records that have these values, as the stream parses them, intervals as text."""
     records = [(None, value, topic.name, 0, offset, AT) for offset, value in enumerate(values)]
     raw = spark.createDataFrame(records, kafka_source.record_ddl(topic))
-    parsed = kafka_source.parse(raw, _declared(topic))
+    parsed = parsed_records.parse(raw, _declared(topic))
     column = F.col(ddl.quoted("the a"))
     kind = parsed.schema["the a"].dataType.simpleString()
     if "interval" in kind:
@@ -283,7 +283,7 @@ def test_a_local_timestamp_is_read_from_avro(spark: SparkSession) -> None:
     schema = json.dumps({"type": "record", "name": "r", "fields": fields})
     topic = Topic("t", "ts timestamp, a timestamp_ntz", format=Format.AVRO, avro_schema=schema)
     raw = spark.createDataFrame([(None, _long(micros) * 2, "t", 0, 0, AT)], kafka_source.record_ddl(topic))
-    (row,) = kafka_source.parse(raw, _declared(topic)).select("a", "_reason").collect()
+    (row,) = parsed_records.parse(raw, _declared(topic)).select("a", "_reason").collect()
     assert (row.a, row._reason) == (LOCAL, None)
 
 
@@ -301,6 +301,6 @@ def test_an_event_time_of_an_unusual_name_moves_the_watermark(spark: SparkSessio
     """A name in back-ticks serves as event time, in windows and watermarks."""
     topic = Topic("t", "`the ts`: timestamp, `the a` int")
     declared = replace(_declared(Topic("t", "ts timestamp")), source=topic, event_time="the ts")
-    (frame,) = kafka_source.unread(spark, declared)
-    kept = kafka_source.result([frame], declared, {})
+    (frame,) = parsed_records.unread(spark, declared)
+    kept = transformation.result([frame], declared, {})
     assert kept.columns == ["_partition", "_offset", "_timestamp", "the ts", "the a"]

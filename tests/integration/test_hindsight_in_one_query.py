@@ -28,7 +28,7 @@ from hindcast.replay.recorded_batches import RecordedBatches, recorded_batches
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import plan_replay
 from hindcast.settings import Settings
-from hindcast.spark import kafka_source
+from hindcast.spark import parsed_records, transformation
 from hindcast.tables.ledger import LedgerRow
 
 #: A batch of words through a pipeline with state of its own, in a session that has had no stream: what a
@@ -36,13 +36,13 @@ from hindcast.tables.ledger import LedgerRow
 ALONE = """
 from hindcast import catalog
 from hindcast.settings import Settings, project_root
-from hindcast.spark import session, kafka_source
+from hindcast.spark import parsed_records, session, transformation
 spark = session.build(Settings(), "alone")
 pipeline = catalog.load(project_root() / "include" / "pipelines")["sentences"]
 session.keep_state_for(spark, pipeline)
 columns = "speaker string, word string, _partition int, _offset long"
 words = spark.createDataFrame([("ann", "It", 0, 0), ("bob", "Yes.", 0, 1), ("ann", "works.", 0, 2)], columns)
-print(sorted(row["sentence"] for row in kafka_source.transform([words], pipeline).collect()))
+print(sorted(row["sentence"] for row in transformation.transform([words], pipeline).collect()))
 spark.stop()
 """
 
@@ -135,7 +135,7 @@ def test_a_batch_says_only_what_it_can_tell(
     """Operators that wait for nothing: all rows. One aggregation on one shard: the closed groups. Whatever
     else there is: the engine.
     """
-    everything = kafka_source.transform(kafka_source.empty(spark, declared), declared)
+    everything = transformation.transform(parsed_records.empty(spark, declared), declared)
     said = hindsight_in_one_query.said(
         everything, declared, [recorded(f"g0.s{number}") for number in range(shards)]
     )

@@ -12,7 +12,7 @@ from pyspark.sql import functions as F
 from hindcast import Window, catalog
 from hindcast.pipeline import Pipeline
 from hindcast.settings import project_root
-from hindcast.spark import kafka_source, window_counts
+from hindcast.spark import parsed_records, transformation, window_counts
 from hindcast.stream import late_and_dead_rows
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def test_the_arithmetic_of_windows_is_sparks_own(
         "ts", "_late_watermark_ms", total.alias("total"), late.alias("late")
     )
     exploded = (
-        kafka_source.assign_windows(rows, windowed)
+        transformation.assign_windows(rows, windowed)
         .groupBy("ts", "_late_watermark_ms")
         .agg(
             F.count("*").alias("total"),
@@ -97,7 +97,7 @@ def test_poison_is_named_and_its_neighbours_are_unharmed(spark: SparkSession, pi
     raw = spark.createDataFrame(
         kafka, "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
     )
-    parsed = kafka_source.parse(raw, pipeline)
+    parsed = parsed_records.parse(raw, pipeline)
     rows = {row["_offset"]: row for row in parsed.collect()}
     for number, (value, reason) in enumerate(POISON):
         row = rows[2 * number]
@@ -129,6 +129,6 @@ def test_a_field_that_must_be_there_and_is_not_is_poison(spark: SparkSession, pi
     raw = spark.createDataFrame(
         kafka, "key binary, value binary, topic string, partition int, offset long, timestamp timestamp"
     )
-    reasons = [row["_reason"] for row in kafka_source.parse(raw, strict).orderBy("_offset").collect()]
+    reasons = [row["_reason"] for row in parsed_records.parse(raw, strict).orderBy("_offset").collect()]
     assert reasons == [None, "no ask", "no ask", "no ask", "no ts"]
-    assert kafka_source.usable(kafka_source.parse(raw, strict)).count() == 1
+    assert parsed_records.usable(parsed_records.parse(raw, strict)).count() == 1

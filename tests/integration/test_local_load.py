@@ -23,7 +23,7 @@ from hindcast.errors import ServiceError
 from hindcast.pipeline import TOPIC_STRIDE
 from hindcast.processes.environment import basic_environment
 from hindcast.settings import Settings, project_root
-from hindcast.spark import kafka_source
+from hindcast.spark import parsed_records
 from hindcast_sandbox import broker as brokers
 from hindcast_sandbox import jars
 from hindcast_sandbox.generators import GENERATORS, Generator
@@ -253,7 +253,7 @@ def test_every_kind_of_poison_is_poison_to_the_stream(spark: SparkSession, name:
         )
         found = {
             row["_offset"]: row["_reason"]
-            for row in kafka_source.parse(raw, pipeline, topic).select("_offset", "_reason").collect()
+            for row in parsed_records.parse(raw, pipeline, topic).select("_offset", "_reason").collect()
         }
         wrong = {
             (record.poison, found[number], record.value)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from hindcast import catalog
-from hindcast.spark import kafka_source
+from hindcast.spark import kafka_source, parsed_records, transformation
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,5 +63,5 @@ def test_functions_of_a_helper_run_on_the_executors(spark: SparkSession, folder:
     assert found.errors == {}
     record = (None, b"abc", "t", 0, 0, datetime(2026, 1, 5, 12, tzinfo=UTC))
     raw = spark.createDataFrame([record], kafka_source.record_ddl(found["one"].source))
-    rows = kafka_source.usable(kafka_source.parse(raw, found["one"]))
-    assert [row.a for row in kafka_source.transform([rows], found["one"]).collect()] == [3 * 6 * 6 + 6]
+    rows = parsed_records.usable(parsed_records.parse(raw, found["one"]))
+    assert [row.a for row in transformation.transform([rows], found["one"]).collect()] == [3 * 6 * 6 + 6]

@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from hindcast import catalog
 from hindcast.pipeline import Pipeline
 from hindcast.settings import project_root
-from hindcast.spark.kafka_source import transform
 from hindcast.spark.session import keep_state_for
+from hindcast.spark.transformation import transform
 from hindcast_sandbox.generators.parcels import BAD_SIZES
 
 #: First fit never uses more than 1.7 times the optimum (Dosa and Sgall, 2013), and first fit decreasing never

@@ -232,7 +232,7 @@ def test_a_new_version_with_a_new_helper_is_deployed(tmp_path: Path, settings: S
 def test_a_helpers_functions_are_pickled_by_value(tmp_path: Path) -> None:
     """A process that has neither the folder nor Hindcast runs them, with the modules that they refer to."""
     cloudpickle = pytest.importorskip("pyspark.cloudpickle")
-    from hindcast.spark.kafka_source import carry_code
+    from hindcast.spark.user_code import carry_code
 
     write(tmp_path, "rates.py", "RATE = 6\n")
     write(

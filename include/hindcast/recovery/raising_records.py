@@ -41,7 +41,7 @@ from hindcast.pipeline import Pipeline
 from hindcast.processes.crash_points import reach
 from hindcast.recovery.halving import Block, Place, TooManyError, find_raising
 from hindcast.replay.recorded_batches import BatchRange, RecordedBatches
-from hindcast.spark import kafka_source, scratch
+from hindcast.spark import kafka_source, parsed_records, scratch
 from hindcast.tables.excluded_records import Excluded, count, together, within
 from hindcast.tables.ledger import LedgerRow
 
@@ -142,8 +142,8 @@ class _Records:
             end = kafka_source.of_topic(self.pipeline, topic, block.end)
             inside = kafka_source.in_ranges(start, end)
             records = self.spark.read.parquet(self.folder.at(topic.name)).where(inside)
-            parsed = kafka_source.parse(records, self.pipeline, topic, excluded)
-            if not kafka_source.usable(parsed).isEmpty():
+            parsed = parsed_records.parse(records, self.pipeline, topic, excluded)
+            if not parsed_records.usable(parsed).isEmpty():
                 return True
         return False
 

@@ -32,15 +32,9 @@ from hindcast.replay.planner import ReplayPlan
 from hindcast.replay.recorded_plan import Counted
 from hindcast.replay.window_attribution import attribute, is_corrected, lost_windows
 from hindcast.settings import Settings
-from hindcast.spark import kafka_source, parquet_writer, query_signature, session
-from hindcast.spark.kafka_source import (
-    assign_windows,
-    given_columns,
-    in_common,
-    read_topics,
-    transform,
-    usable,
-)
+from hindcast.spark import parquet_writer, parsed_records, query_signature, session
+from hindcast.spark.parsed_records import given_columns, in_common, read_topics, usable
+from hindcast.spark.transformation import assign_windows, transform
 
 _log = structlog.get_logger(__name__)
 
@@ -300,7 +294,7 @@ def _answers_of_batches(
         if not pipeline.hindsight:
             hindsight = hindsight_in_one_query.said(everything, pipeline, plan.recorded)
     # No rows yet, but columns: the table's columns have types that hold both answers.
-    no_rows = transform(kafka_source.empty(spark, pipeline), pipeline)
+    no_rows = transform(parsed_records.empty(spark, pipeline), pipeline)
     online = spark.createDataFrame([], no_rows.schema)
     if hindsight is not None:
         yield hindsight, online

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from hindcast.pipeline import Mode, Pipeline
-from hindcast.spark import kafka_source
+from hindcast.spark import parsed_records, transformation
 from hindcast.tables.ledger import LedgerRow
 
 #: Operators of Spark's analysed plans that work row by row.
@@ -44,8 +44,8 @@ def said(everything: DataFrame, pipeline: Pipeline, recorded: Sequence[LedgerRow
     """
     if pipeline.sink.mode is not Mode.APPEND:
         return None
-    unread = kafka_source.unread(everything.sparkSession, pipeline)
-    result = kafka_source.result(unread, pipeline, {})
+    unread = parsed_records.unread(everything.sparkSession, pipeline)
+    result = transformation.result(unread, pipeline, {})
     plan = result._jdf.queryExecution().analyzed()
     waiting = [node for node in _keeping_state(plan) if not _is_prompt(node)]
     if not waiting:

@@ -58,7 +58,7 @@ from hindcast.partitions import Offsets
 from hindcast.pipeline import TOPIC_STRIDE, Mode, Pipeline, Topic
 from hindcast.replay import kept_state, offset_buckets
 from hindcast.settings import Settings
-from hindcast.spark import batch_metrics, kafka_source, scratch, session
+from hindcast.spark import batch_metrics, kafka_source, parsed_records, scratch, session, transformation
 from hindcast.tables.excluded_records import Excluded, together
 from hindcast.tables.ledger import LedgerRow
 
@@ -338,7 +338,7 @@ class RecordedBatches:
         The files of a topic come from a folder of the topic's name.
 
         :param save: called with the results of each batch; None to drop them
-        :param floors: see :func:`hindcast.spark.kafka_source.above_floors`
+        :param floors: see :func:`hindcast.spark.transformation.above_floors`
         :param measured: whether Spark is to measure the batches, as it does those of a stream
         :param first: the number of the first batch
         :param end: that of the one after the last; all of them by default
@@ -352,15 +352,15 @@ class RecordedBatches:
             self._line_up(line, f"{self._kept(topic)}/_shard={shard}", first, end, newest, topic)
             reader = self.spark.readStream.schema(kafka_source.record_ddl(topic))
             raw = reader.option("maxFilesPerTrigger", 1).parquet(self.folder.at(line))
-            parsed = kafka_source.parse(raw, self.pipeline, topic, self.excluded)
+            parsed = parsed_records.parse(raw, self.pipeline, topic, self.excluded)
             if measured:
                 parsed = batch_metrics.observed(parsed, number)
             frames.append(parsed)
         again = {topic: record.place for topic, record in newest.items()}
         writer = (
-            kafka_source.result(frames, self.pipeline, floors or {}, again)
+            transformation.result(frames, self.pipeline, floors or {}, again)
             .writeStream.queryName(f"re-execution of {self.pipeline.name}.{shard}")
-            .outputMode(kafka_source.output_mode(self.pipeline))
+            .outputMode(transformation.output_mode(self.pipeline))
             .option("checkpointLocation", checkpoint)
             .trigger(availableNow=True)
         )
@@ -393,7 +393,7 @@ class RecordedBatches:
             if not places:
                 continue
             raw = self.spark.read.schema(kafka_source.record_ddl(topic)).parquet(*places)
-            usable = kafka_source.usable(kafka_source.parse(raw, self.pipeline, topic, self.excluded))
+            usable = parsed_records.usable(parsed_records.parse(raw, self.pipeline, topic, self.excluded))
             place = F.max_by(F.struct("_partition", "_offset"), "_event_at").alias("place")
             found = usable.agg(place).collect()[0]["place"]
             if found is None:

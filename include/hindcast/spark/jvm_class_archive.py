@@ -27,7 +27,7 @@ from pyspark.sql import functions as F
 from hindcast.errors import PrerequisiteError
 from hindcast.pipeline import Pipeline, Table, Topic, Window, pipeline
 from hindcast.settings import PREFIX, Settings
-from hindcast.spark import kafka_source, parquet_writer, session
+from hindcast.spark import parquet_writer, parsed_records, session, transformation
 
 #: The practice takes one minute, and four on a busy machine.
 TIMEOUT_SECONDS = 600.0
@@ -111,8 +111,8 @@ def rehearse(spark: SparkSession, folder: Path) -> None:
     with_own_state = replace(practice, name="first", window=None, re_execute=True, transform=_first_of_each)
     for one in (practice, with_own_state):
         _stream(spark, one, rows, folder / one.name)
-    parsed = kafka_source.parse(spark.read.parquet(str(records)), practice)
-    _write(kafka_source.result([parsed], practice, {}), folder / "batch")
+    parsed = parsed_records.parse(spark.read.parquet(str(records)), practice)
+    _write(transformation.result([parsed], practice, {}), folder / "batch")
     write_deltalake(folder / "table", pa.table({"n": [1, 2, 3]}))
     table = spark.read.format("delta").option("versionAsOf", "0").load(str(folder / "table"))
     numbers = spark.range(3).withColumnRenamed("id", "n")
@@ -145,9 +145,9 @@ def _stream(spark: SparkSession, one: Pipeline, rows: DataFrame, folder: Path) -
     raw = reader.parquet(str(folder.parent / "rows"))
     session.keep_state_for(spark, one)
     query = (
-        kafka_source.result([kafka_source.parse(raw, one)], one, {})
+        transformation.result([parsed_records.parse(raw, one)], one, {})
         .writeStream.foreachBatch(lambda frame, _: _write(frame, folder / "out"))
-        .outputMode(kafka_source.output_mode(one))
+        .outputMode(transformation.output_mode(one))
         .option("checkpointLocation", str(folder / "checkpoint"))
         .trigger(availableNow=True)
         .start()

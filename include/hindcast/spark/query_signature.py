@@ -18,7 +18,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from hindcast.errors import PipelineError
 from hindcast.pipeline import FORM, Mode, Pipeline
 from hindcast.pipeline_checks import check_bounded_columns, check_served_columns
-from hindcast.spark import kafka_source
+from hindcast.spark import parsed_records, transformation
 
 #: No operator has so many columns, and no text is so long. By default the text of a plan leaves out what
 #: comes after the 25th column.
@@ -70,7 +70,7 @@ def signature_of(spark: SparkSession, pipeline: Pipeline) -> QuerySignature:
     if decoding:
         declared = (*declared, decoding)
     shuffles = spark.conf.get("spark.sql.shuffle.partitions")
-    held = kafka_source.without_deleted(frame, pipeline)
+    held = transformation.without_deleted(frame, pipeline)
     return QuerySignature(
         table_schema(held), hashlib.sha256(repr((declared, plan, shuffles)).encode()).hexdigest()[:16]
     )
@@ -113,8 +113,10 @@ def table_schema(frame: DataFrame) -> pa.Schema:
 
 def empty_result(spark: SparkSession, pipeline: Pipeline) -> DataFrame:
     try:
-        rows = kafka_source.empty(spark, pipeline)
-        result = kafka_source.transform([kafka_source.assign_windows(rows[0], pipeline), *rows[1:]], pipeline)
+        rows = parsed_records.empty(spark, pipeline)
+        result = transformation.transform(
+            [transformation.assign_windows(rows[0], pipeline), *rows[1:]], pipeline
+        )
         problem = "; ".join(
             f"the sink's key {key!r} is not a column of the result ({', '.join(result.columns)})"
             for key in pipeline.sink.keys

@@ -24,7 +24,7 @@ from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.pipeline import Pipeline
 from hindcast.recovery.halving import Place
-from hindcast.spark import kafka_source, parquet_writer, query_signature, session
+from hindcast.spark import parquet_writer, parsed_records, query_signature, session, user_code
 from hindcast.spark.window_counts import window_counts
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.excluded_records import together
@@ -105,7 +105,7 @@ class Audit:
         """The table of the pipeline's own handler of late rows."""
         url = self._settings.table("sinks", name)
         table = FencedTable(url, self._settings.storage_options, app)
-        nothing = kafka_source.empty(self._spark, self._pipeline)[0]
+        nothing = parsed_records.empty(self._spark, self._pipeline)[0]
         table.create(query_signature.table_schema(self._handled(nothing)))
 
         def frame(located: DataFrame, _: LedgerRow) -> DataFrame:
@@ -188,8 +188,8 @@ class Audit:
     def _handled(self, late: DataFrame) -> DataFrame:
         assert self._pipeline.late is not None
         columns = [quoted(column) for column in self._pipeline.source.columns]
-        rows = late.select(*columns, *kafka_source.given_columns(self._pipeline.source))
-        return kafka_source.call_user_code(self._pipeline, self._pipeline.late, rows)
+        rows = late.select(*columns, *parsed_records.given_columns(self._pipeline.source))
+        return user_code.call_user_code(self._pipeline, self._pipeline.late, rows)
 
     def _unaccounted(self, batches: Sequence[LedgerRow]) -> DataFrame:
         """The records of these batches that belong into some table, as :meth:`_located` gives them."""
@@ -221,10 +221,10 @@ class Audit:
         last = batches[-1].end_offsets
         seams = self._held(first).seams(first, last)
         excluded = together(row.excluded for row in batches)
-        parsed = kafka_source.read_topics(
+        parsed = parsed_records.read_topics(
             self._spark, self._settings, self._pipeline, first, last, seams, excluded
         )
-        rows = kafka_source.in_common(parsed)
+        rows = parsed_records.in_common(parsed)
         same_partition = F.col("_partition") == F.col("p")
         in_range = (F.col("_offset") >= F.col("s")) & (F.col("_offset") < F.col("e"))
         return rows.join(F.broadcast(lookup), same_partition & in_range).drop("p", "s", "e")

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline, Topic
 from hindcast.settings import Settings
-from hindcast.spark import batch_metrics, kafka_source
+from hindcast.spark import batch_metrics, kafka_source, parsed_records, transformation
 from hindcast.tables.excluded_records import Excluded
 
 
@@ -42,9 +42,9 @@ class QueryFrame:
     def _made(self, start: Offsets, floors: Offsets, excluded: Excluded) -> DataFrame:
         topics = enumerate(self._pipeline.topics)
         parsed = [self._observed(index, topic, start, excluded) for index, topic in topics]
-        return kafka_source.result(parsed, self._pipeline, floors)
+        return transformation.result(parsed, self._pipeline, floors)
 
     def _observed(self, index: int, topic: Topic, start: Offsets, excluded: Excluded) -> DataFrame:
         pipeline = self._pipeline
         raw = kafka_source.stream(self._spark, self._settings, pipeline, topic, start)
-        return batch_metrics.observed(kafka_source.parse(raw, pipeline, topic, excluded), index)
+        return batch_metrics.observed(parsed_records.parse(raw, pipeline, topic, excluded), index)

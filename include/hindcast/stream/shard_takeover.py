@@ -28,7 +28,7 @@ from hindcast.recovery.takeover import ShardPosition
 from hindcast.replay.recorded_batches import BatchRange
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ShardCheckpoint
-from hindcast.spark import kafka_source, query_signature, session
+from hindcast.spark import kafka_source, query_signature, session, transformation
 from hindcast.stream.archived_batches import ArchivedBatches
 from hindcast.stream.batch_commits import BatchCommits
 from hindcast.stream.batch_cpu import CpuMeter
@@ -306,7 +306,7 @@ class ShardTakeover:
             query = (
                 frame.writeStream.queryName(f"{pipeline.name}.{self._lease.status_value}")
                 .foreachBatch(commits.commit_batch)
-                .outputMode(kafka_source.output_mode(pipeline))
+                .outputMode(transformation.output_mode(pipeline))
                 .option("checkpointLocation", checkpoint.url)
                 .trigger(processingTime=f"{self._settings.trigger_seconds} seconds")
                 .start()

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.streaming import DataStreamReader
 
 from hindcast.pipeline import Mode, Pipeline, Topic
-from hindcast.spark import kafka_source
+from hindcast.spark import kafka_source, parsed_records, transformation
 from hindcast.spark.session import keep_state_for
 from hindcast.tables.archive_schema import ARCHIVE_SCHEMA
 from hindcast.testing import Record, Value
@@ -82,7 +82,7 @@ def run_pipeline(
         if pipeline.re_execute:
             expected = _as_frame(spark, _stream(records, "second").rows)
         elif pipeline.window is None:
-            usable = [kafka_source.usable(each) for each in records.parsed()]
+            usable = [parsed_records.usable(each) for each in records.parsed()]
             expected = _of_table(usable, pipeline)
         else:
             windows = _Windows(records, streamed)
@@ -100,7 +100,7 @@ def run_pipeline(
 
 def _of_table(rows: Sequence[DataFrame], pipeline: Pipeline) -> DataFrame:
     """What a table holds of a batch over these rows."""
-    return kafka_source.without_deleted(kafka_source.transform(rows, pipeline), pipeline)
+    return transformation.without_deleted(transformation.transform(rows, pipeline), pipeline)
 
 
 def _check(pipeline: Pipeline, batches: Sequence[Batch]) -> None:
@@ -166,7 +166,7 @@ class _Records:
         for topic in self.pipeline.topics:
             held = reader.schema(kafka_source.kafka_ddl(topic)).parquet(str(self._of(topic)))
             raw = kafka_source.with_decoded(held, topic, None)
-            frames.append(kafka_source.parse(raw, self.pipeline, topic))
+            frames.append(parsed_records.parse(raw, self.pipeline, topic))
         return frames
 
     def dead_letters(self) -> list[DeadLetter]:
@@ -213,9 +213,9 @@ def _stream(records: _Records, name: str) -> _Streamed:
     written: list[pa.Table] = []
     keep_state_for(records.spark, pipeline)
     query = (
-        kafka_source.result(records.streams(), pipeline, {})
+        transformation.result(records.streams(), pipeline, {})
         .writeStream.foreachBatch(lambda frame, _: written.append(frame.toArrow()))
-        .outputMode(kafka_source.output_mode(pipeline))
+        .outputMode(transformation.output_mode(pipeline))
         .option("checkpointLocation", str(records.folder / f"checkpoint-{name}"))
         .trigger(availableNow=True)
         .start()
@@ -258,7 +258,7 @@ class _Windows:
     def __init__(self, records: _Records, streamed: _Streamed) -> None:
         pipeline = records.pipeline
         (parsed,) = records.parsed()
-        self._pairs = kafka_source.assign_windows(kafka_source.usable(parsed), pipeline)
+        self._pairs = transformation.assign_windows(parsed_records.usable(parsed), pipeline)
         end_ms = F.unix_micros("window.end") / F.lit(1000)
         self._late = end_ms <= _threshold_ms(records.ends[pipeline.source.name], streamed.watermarks_ms)
         self._closed = end_ms <= F.lit(max(streamed.watermarks_ms.values(), default=0))

@@ -20,7 +20,15 @@ from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline
 from hindcast.settings import Settings
-from hindcast.spark import kafka_source, parquet_writer, query_signature, scratch, session
+from hindcast.spark import (
+    kafka_source,
+    parquet_writer,
+    parsed_records,
+    query_signature,
+    scratch,
+    session,
+    transformation,
+)
 from hindcast.stream.late_and_dead_rows import Audit
 from hindcast.tables.ledger import LedgerRow
 
@@ -77,13 +85,13 @@ def _run(
     parsed = []
     for topic in pipeline.topics:
         raw = kafka_source.stream(spark, settings, pipeline, topic, start, most)
-        parsed.append(kafka_source.parse(raw, pipeline, topic))
-    frame = kafka_source.result(parsed, pipeline, {})
+        parsed.append(parsed_records.parse(raw, pipeline, topic))
+    frame = transformation.result(parsed, pipeline, {})
     session.keep_state_for(spark, pipeline)
     query = (
         frame.writeStream.queryName(f"rehearsal of {pipeline.name}")
         .foreachBatch(write)
-        .outputMode(kafka_source.output_mode(pipeline))
+        .outputMode(transformation.output_mode(pipeline))
         .option("checkpointLocation", folder.at("checkpoint"))
         .trigger(availableNow=True)
         .start()

@@ -34,7 +34,7 @@ from hindcast.serving.reading import Reading
 from hindcast.settings import Settings
 from hindcast.shards.active_version import rollouts
 from hindcast.spark.delta_files import read_partition
-from hindcast.spark.kafka_source import without_deleted
+from hindcast.spark.transformation import without_deleted
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.ledger import Ledger, LedgerRow

@@ -117,7 +117,7 @@ def _far_future(fields: Fields) -> bytes:
 NO_VALUE = "no value"
 WRONG_TYPE = "wrong type"
 #: What is wrong -> the value of a row that is wrong in this way. Each must be poison by the rules of
-#: hindcast.spark.kafka_source; an integration test checks that.
+#: hindcast.spark.parsed_records; an integration test checks that.
 POISON: dict[str, Callable[[Fields], bytes | None]] = {
     "cut off": _cut_off,
     "not json": _not_json,

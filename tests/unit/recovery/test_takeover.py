@@ -459,16 +459,16 @@ def declared(monkeypatch: pytest.MonkeyPatch) -> Any:
             return result
 
         monkeypatch.setattr(
-            query_signature.kafka_source,
+            query_signature.parsed_records,
             "empty",
             lambda spark, pipeline: pipeline.topics if spark == SESSION else [],
         )
         monkeypatch.setattr(
-            query_signature.kafka_source,
+            query_signature.transformation,
             "assign_windows",
             lambda frame, pipeline: f"windows of {frame}" if pipeline else "",
         )
-        monkeypatch.setattr(query_signature.kafka_source, "transform", transform)
+        monkeypatch.setattr(query_signature.transformation, "transform", transform)
         monkeypatch.setattr(query_signature, "analysed_plan", lambda frame: frame.plan)
         names = [f"t{number}" for number in range(topics)]
         sink = Table("t", keys=["ticker", "user"], mode=mode, deleted=deleted)

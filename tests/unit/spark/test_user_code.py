@@ -9,7 +9,7 @@ import pytest
 from hindcast import catalog
 from hindcast.errors import PipelineExitedError
 from hindcast.settings import project_root
-from hindcast.spark.kafka_source import call_user_code
+from hindcast.spark.user_code import call_user_code
 
 PIPELINE = catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
 
