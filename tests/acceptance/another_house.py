@@ -74,6 +74,7 @@ class House:
     api_port: int
     jars: Path
     airflow: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    load: subprocess.Popen[bytes] | None = None
 
     @property
     def home(self) -> Path:
@@ -172,6 +173,12 @@ class House:
             process.wait()
         self.airflow.clear()
 
+    def kill_load(self) -> None:
+        """If it runs still: a way that was cut short must leave nothing behind."""
+        if self.load is not None:
+            self.load.kill()
+            self.load.wait()
+
     def workers(self) -> list[psutil.Process]:
         """The running workers of Hindcast in this house."""
         found = []
@@ -182,8 +189,14 @@ class House:
         return found
 
     def read(self) -> int:
-        """How many records the stream has committed."""
-        return sum(batch["input_rows"] for batch in self.listed("checkpoints", "--limit", "100000"))
+        """How many records the stream has committed, by its offsets: a batch whose owner died before it wrote
+        the row of the ledger has no count of its own.
+        """
+        ends: dict[str, int] = {}
+        for batch in self.listed("checkpoints", "--limit", "100000"):
+            for partition, end in batch["end_offsets"].items():
+                ends[partition] = max(end, ends.get(partition, 0))
+        return sum(ends.values())
 
     def held(self) -> list[str]:
         """The owners of all shards; empty if a shard has none."""
@@ -225,6 +238,7 @@ def house(folder: Path) -> Iterator[House]:
         (made.project / "dags" / "hindcast_dags.py").write_text(_DAGS)
         ending.callback(end_workers, made)
         ending.callback(made.kill_airflow)
+        ending.callback(made.kill_load)
         yield made
 
 
@@ -271,7 +285,7 @@ def live(made: House) -> None:
     sent = ROWS_PER_SECOND * SECONDS
     say(f"sending {sent} records, by an account that may write")
     of_rows = ["--rows", str(sent), "--rows-per-second", str(ROWS_PER_SECOND)]
-    load = subprocess.Popen(
+    made.load = subprocess.Popen(
         [str(made.bin / "hindcast"), "load", PIPELINE, *of_rows],
         cwd=made.project,
         env=made.environment(ADMIN, "PLAIN"),
@@ -298,7 +312,7 @@ def live(made: House) -> None:
     wait(lambda: made.read() > before + 500, "the stream goes on without Airflow")
     made.start_airflow()
 
-    if load.wait(SECONDS + PATIENCE_SECONDS):
+    if made.load.wait(SECONDS + PATIENCE_SECONDS):
         raise SystemExit("the load failed")
     wait(lambda: made.read() >= sent, f"all {sent} records are committed")
     say("asking Airflow for a replay of everything, whose verdict follows")
