@@ -1,9 +1,11 @@
 """Eight pipelines in two workers, with Airflow beside them: ``make bench-many``.
 
 Each pipeline has a topic of its own, with windows and a load as in ``make bench``, at 500 records a second. All
-of it runs on this machine: the broker, Airflow, the workers and the client that sends to all topics. Measured are the latency from the
-broker's timestamp of a record to the commit that has it, over all pipelines, and the memory of all processes of
-the installation (each shared page counted once, as Linux's PSS has it). Every answer is checked to the row.
+of it runs on this machine: the broker, Airflow, the workers and the client that sends to all topics.
+
+Measured are the latency from the broker's timestamp of a record to the commit that has it, over all pipelines,
+and the memory of all processes of the installation (each shared page counted once, as Linux's PSS has it). Every
+answer is checked to the row.
 
 The last line is one JSON object.
 """

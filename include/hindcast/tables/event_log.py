@@ -94,7 +94,7 @@ class EventKind(StrEnum):
     SERVED_TABLE_REFUSED = "served_table_refused", "a served table cannot be written as it is declared"
     # versions of a pipeline
     REPROCESS_STARTED = "reprocess_started", "a new version of a pipeline began to catch up"
-    REPROCESS_CAUGHT_UP = "reprocess_caught_up", "it has caught up with the topic"
+    REPROCESS_CAUGHT_UP = "reprocess_caught_up", "a new version has caught up with its topic"
     VERSIONS_COMPARED = "versions_compared", "two versions of a pipeline were compared"
     VERSION_PROMOTED = "version_promoted", "readers get another version"
     VERSION_BACKED_OUT = "version_backed_out", "readers get the earlier version again"
