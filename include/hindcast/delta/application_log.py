@@ -133,12 +133,14 @@ class ApplicationLog:
         write: Callable[[DeltaTable, CommitProperties, PostCommitHookProperties], None],
         number: int,
         metadata: str,
-    ) -> None:
+    ) -> bool:
         """Let delta-rs commit the version after the one that was reached; see :meth:`append`.
 
         :param write: makes the commit with these properties
+        :returns: whether there is a commit: delta-rs makes none of a merge that changes no row
         """
         table = self._at_reached()
+        reached = table.version()
         custom_metadata: dict[str, str] = {}
         if metadata:
             custom_metadata[METADATA_KEY] = metadata
@@ -153,6 +155,7 @@ class ApplicationLog:
         hooks = PostCommitHookProperties(create_checkpoint=True, cleanup_expired_logs=cleanup)
         write(table, properties, hooks)
         self.refuse_late()
+        return table.version() != reached
 
     def refuse_late(self) -> None:
         """Do not believe a commit that landed long after the place was reached.

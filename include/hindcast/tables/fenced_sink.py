@@ -299,7 +299,9 @@ class FencedTable:
         reach("sink.4")  # 4. commit data and fence as the version after that one, or not at all
         try:
             if isinstance(data, Upsert):
-                self._log.write(data.merge_into, fence.number, metadata)
+                has_changed = self._log.write(data.merge_into, fence.number, metadata)
+                if not has_changed:  # then there is no commit yet that records the fence
+                    self._log.append([], fence.number, metadata)
             else:
                 self._log.append(data, fence.number, metadata)
         except CommitFailedError:

@@ -549,6 +549,23 @@ def test_a_row_that_says_it_is_deleted_takes_its_key_out(settings: Settings) -> 
     assert held() == {"a": 6}
 
 
+@pytest.mark.parametrize("values", [(), (("never", 3, True),)], ids=["no row", "an unknown key is deleted"])
+def test_an_upsert_that_changes_no_row_is_a_commit_all_the_same(
+    settings: Settings, values: tuple[tuple[str, int, bool], ...]
+) -> None:
+    """delta-rs makes none of such a merge. Without the fence the next batch would not fit the one before."""
+    table = FencedTable(settings.table("sinks", "upserted"), {}, APP)
+    table.create(SCHEMA)
+    flagged = SCHEMA.append(pa.field("gone", pa.bool_()))
+    named = [dict(zip(flagged.names, value, strict=True)) for value in values]
+    nothing = Upsert(pa.Table.from_pylist(named, schema=flagged), ["k"], "gone")
+    assert table.commit(Fence(1, 1), nothing, metadata(1, 1), after=None) == 1
+    assert table.reached() == (Fence(1, 1), 1)
+    assert table.commit(Fence(1, 2), nothing, metadata(1, 2), after=Fence(1, 1)) == 2
+    assert [commit.batch for commit in table.commits(table.version())] == [2, 1]
+    assert DeltaTable(table.url).to_pyarrow_table().num_rows == 0
+
+
 def test_an_upsert_that_is_overtaken_is_made_on_the_newest_rows(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
