@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from hindcast.leases.lease import Lease
-from hindcast.partitions import Offsets
+from hindcast.partitions import Offsets, as_json_object
 from hindcast.recovery.raising_records import LeftOut, RaisingRecords
 from hindcast.shards.shard_row import ReportedDetail
 from hindcast.stream.late_and_dead_rows import Audit
@@ -25,6 +25,7 @@ class RunningShard:
     filed: int | None = None  # the last batch whose late and poison rows are filed, if it is known
     rebuilt: str = ""  # the newest request to rebuild when it was started
     met: str | None = None  # a request to rebuild, or "" for damage, that its first batch will have met
+    met_is_reported: bool = False
     draining: bool = False
     ending: bool = False  # superseded, with nothing in hand
     restart: tuple[Lease, str] | None = None  # once drained, start it again for this request to rebuild
@@ -43,11 +44,16 @@ class RunningShard:
 
     @property
     def lease(self) -> Lease:
-        """Its lease, with the request to rebuild that it has met, which a renewal will write."""
+        """Its lease as it is by now: with the offsets up to which the shard is read, and the request to
+        rebuild that it has met. The runner's own is of its start.
+        """
         lease = self.runner.lease
-        if self.met is None or not self.runner.progressed:
-            return lease
-        return replace(lease, detail={**lease.detail, **ReportedDetail(rebuild=self.met, damaged="")})
+        ends = self.runner.end_offsets
+        if ends:
+            lease = replace(lease, checkpoint={**lease.checkpoint, "end_offsets": as_json_object(ends)})
+        if self.met is not None and self.runner.progressed:
+            lease = replace(lease, detail={**lease.detail, **ReportedDetail(rebuild=self.met, damaged="")})
+        return lease
 
     @property
     def stands_still(self) -> bool:

@@ -332,9 +332,10 @@ class ShardSync:
     def _note_progress(self, running: RunningShard) -> None:
         lease = running.runner.lease
         self._failures.recovered(lease.key)
-        if running.met is not None:  # the sink names the new checkpoint from now on
+        if running.met is not None and not running.met_is_reported:
+            # The sink names the new checkpoint from now on.
             self._held.report(lease.key, lease.epoch, detail=ReportedDetail(rebuild=running.met, damaged=""))
-            running.met = None
+            running.met_is_reported = True
 
 
 def _why_rebuild(lease: Lease, request: str) -> str:

@@ -41,9 +41,9 @@ class HeldShard:
     #: Called whenever the main thread says that it is not stuck.
     on_beat: Callable[[], object] = lambda: None
 
-    def start(self) -> None:
+    def start(self, request: str = "") -> None:
         """Start the shard's query, as the main thread does after the renewal that has gained it."""
-        self.sync.take(self.lease)
+        self.sync.take(self.lease, request=request)
         assert self.sync.start_next()
 
 

@@ -15,6 +15,7 @@ from hindcast.recovery.raising_records import FailedBatch, LeftOut
 from hindcast.shards.shard_row import REFUSED
 from hindcast.stream import shard_starter
 from hindcast.stream.running_shard import RunningShard
+from hindcast.stream.shard_topics import ShardTopics
 from hindcast.tables.table_names import ControlTable
 from hindcast.testing import MemoryStore
 
@@ -83,6 +84,47 @@ def test_a_shard_goes_on_without_the_records_that_were_found(
     (row, _) = installation.tables.rows(ControlTable.EVENTS, [("kind", "=", "records_excluded")])
     assert "0/" in row["message"]
     assert "query_failed" not in kinds(installation)
+
+
+def test_a_shard_goes_on_where_it_is_by_now(
+    shard_factory: Callable[..., Any],
+    searches: list[tuple[FailedBatch, Search]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The topic may have dropped by then what it had read when it was taken over."""
+    asked: list[Any] = []
+    shard = shard_factory(FailingAudit())
+    failed(shard)
+    monkeypatch.setattr(ShardTopics, "check_retained", lambda _, __, offsets: asked.append(offsets))
+    shard.query.end_offsets = {0: 5}
+    searches[0][1].found = LeftOut({0: {7: "KeyError"}}, {(0, 7): "Traceback of 7"})
+    searches[0][1].ended = True
+    shard.query.failure = None
+    shard.sync.tick()
+    assert shard.sync.start_next()
+    assert asked == [{0: 5}]
+
+
+def test_a_rebuild_that_was_met_is_not_met_again_after_a_search(
+    shard_factory: Callable[..., Any], searches: list[tuple[FailedBatch, Search]]
+) -> None:
+    """Its new state was committed and reported before a record raised."""
+    shard = shard_factory(FailingAudit())
+    shard.start(request="please")
+    shard.query.rebuilt = "it was asked for"
+    (running,) = shard.sync.running()
+    running.met = "please"
+    shard.query.progressed = True
+    shard.sync.flush()
+    shard.query.planned = ({0: 5}, {0: 9})
+    shard.query.failure = _FAILURE
+    shard.sync.tick()
+    searches[0][1].found = LeftOut({0: {7: "KeyError"}}, {(0, 7): "Traceback of 7"})
+    searches[0][1].ended = True
+    shard.query.failure = None
+    shard.sync.tick()
+    assert shard.sync.start_next()
+    assert shard.takeover.started == ["it was asked for", ""]
 
 
 def test_a_shard_is_given_back_if_no_record_is_to_blame(
