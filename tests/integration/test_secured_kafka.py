@@ -3,19 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kafka import KafkaAdminClient, KafkaProducer
-from kafka.admin import ACL, ACLOperation, ACLPermissionType, ResourcePattern, ResourceType
+from kafka.admin import (
+    ACL,
+    ACLOperation,
+    ACLPermissionType,
+    ACLResourcePatternType,
+    ResourcePattern,
+    ResourceType,
+)
 from pyspark.sql import SparkSession
 from support.secured_broker import ADMIN, READER, Authority, SecuredBroker, secured_broker
 
-from hindcast.errors import BrokerUnavailableError, UnknownTopicError
+from hindcast import catalog
+from hindcast.errors import BadInputError, BrokerUnavailableError, UnknownTopicError
+from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets
-from hindcast.settings import Settings
+from hindcast.kafka.redrive import MARKS, Repaired, redrive
+from hindcast.settings import Settings, project_root
 from hindcast.spark import kafka_source, session
+from hindcast.tables.table_names import ControlTable
 from hindcast_sandbox.doctor import State, examine
 
 pytestmark = pytest.mark.integration
@@ -183,6 +195,45 @@ def test_a_topic_that_the_account_may_not_see_is_told(reader: Factory) -> None:
         pytest.raises(UnknownTopicError, match="let the account describe it"),
     ):
         offsets.latest(CLOSED)
+
+
+def test_repaired_letters_go_back_with_the_rights_that_are_documented(
+    broker_: SecuredBroker, reader: Factory
+) -> None:
+    """docs/how-to/secured-kafka.md lists them. One that lacks is named, and nothing is sent."""
+    topic = "with-dead-letters"
+    stock_stats = catalog.load(project_root() / "include" / "pipelines")["stock_stats"]
+    with KafkaAdminClient(**broker_.admin_options()) as admin:
+        admin.create_topics({topic: {"num_partitions": 1, "replication_factor": 1}}, wait_for_metadata=True)
+        marks = ResourcePattern(ResourceType.TOPIC, MARKS)
+        for each in (ResourcePattern(ResourceType.TOPIC, topic), marks):
+            allow(admin, each, "WRITE", "DESCRIBE", "CREATE", "READ")
+        runs = ResourcePattern(
+            ResourceType.TRANSACTIONAL_ID, "hindcast-mend-", ACLResourcePatternType.PREFIXED
+        )
+        allow(admin, runs, "WRITE", "DESCRIBE")
+        producer = KafkaProducer(**broker_.admin_options())
+        producer.send(topic, key=b"k", value=b"torn")
+        producer.close()
+        installation = Installation(reader())
+        row = {"pipeline": stock_stats.name, "topic": topic, "partition": 0, "offset": 0, "key": b"k"}
+        row |= {"value": b"torn", "broker_at": datetime.now(UTC)}
+        installation.tables.append(ControlTable.DEAD_LETTERS, [row])
+        letters = [Repaired((topic, 0, 0), b"{}")]
+        with pytest.raises(BadInputError, match="DescribeConfigs"):
+            redrive(installation, stock_stats, letters)
+        with TopicOffsets(reader()) as offsets:
+            assert offsets.latest(topic) == {0: 1}
+        allow(admin, marks, "DESCRIBE_CONFIGS")
+        assert redrive(installation, stock_stats, letters) == (1, 0)
+        assert redrive(installation, stock_stats, letters) == (0, 1)
+
+
+def allow(admin: KafkaAdminClient, resource: ResourcePattern, *operations: str) -> None:
+    """Allow the reader's account these operations."""
+    user = f"User:{READER[0]}"
+    allowed = ACLPermissionType.ALLOW
+    admin.create_acls([ACL(user, "*", ACLOperation[each], allowed, resource) for each in operations])
 
 
 def test_the_doctor_asks_the_brokers(reader: Factory) -> None:

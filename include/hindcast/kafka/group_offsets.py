@@ -9,6 +9,7 @@ from kafka import KafkaAdminClient, TopicPartition
 from kafka.errors import KafkaError, NoError
 from kafka.structs import OffsetAndMetadata
 
+from hindcast.kafka.connected import connected
 from hindcast.kafka.offsets import ANSWER_SECONDS
 from hindcast.kafka.security import client_options
 from hindcast.kafka.why_unavailable import explained
@@ -52,7 +53,8 @@ class GroupOffsets:
 
     def _admin(self) -> Any:
         if self._open is None:
-            self._open = KafkaAdminClient(
+            self._open = connected(
+                KafkaAdminClient,
                 **client_options(self._settings),
                 request_timeout_ms=self._answer_ms,
                 bootstrap_timeout_ms=self._answer_ms,

@@ -16,6 +16,7 @@ from kafka import KafkaAdminClient, KafkaConsumer, TopicPartition
 from kafka.errors import KafkaError
 
 from hindcast.errors import BadRangeError, UnknownTopicError
+from hindcast.kafka.connected import connected
 from hindcast.kafka.security import client_options
 from hindcast.kafka.why_unavailable import explained
 from hindcast.pipeline import TOPIC_STRIDE, Pipeline
@@ -99,7 +100,8 @@ class TopicOffsets:
         self.partitions(topic)
         with (
             explained(self._servers, topic),
-            KafkaAdminClient(
+            connected(
+                KafkaAdminClient,
                 **client_options(self._settings),
                 request_timeout_ms=self._answer_ms,
                 bootstrap_timeout_ms=self._answer_ms,
@@ -143,7 +145,8 @@ class TopicOffsets:
                 waiting[TopicPartition(topic, partition)] = max(offset, earliest[partition])
         with explained(self._servers, topic):
             # The least that a broker sends of a partition is the batch of records that has the offset.
-            consumer = KafkaConsumer(
+            consumer = connected(
+                KafkaConsumer,
                 **client_options(self._settings),
                 isolation_level="read_committed",
                 enable_auto_commit=False,
@@ -182,7 +185,8 @@ class TopicOffsets:
         with explained(self._servers, topic):
             try:
                 if self._open is None:
-                    self._open = KafkaConsumer(
+                    self._open = connected(
+                        KafkaConsumer,
                         **client_options(self._settings),
                         isolation_level="read_committed",
                         enable_auto_commit=False,

@@ -47,6 +47,7 @@ from kafka.errors import (
 
 from hindcast.errors import BadInputError, LettersUnprovenError
 from hindcast.installation import Installation
+from hindcast.kafka.connected import connected
 from hindcast.kafka.offsets import TopicOffsets
 from hindcast.kafka.security import client_options
 from hindcast.kafka.why_unavailable import explained
@@ -295,16 +296,25 @@ def _text_of(place: Place) -> str:
 def _make_marks(settings: Settings) -> None:
     """Step 1.
 
-    :raises BadInputError: if the topic is there, but retention may delete marks
+    :raises BadInputError: if the topic is there, but retention may delete marks, or the account may not see
+        whether it may
     """
     reach("letters.1")
-    with explained(settings.bootstrap_servers, MARKS), KafkaAdminClient(**client_options(settings)) as admin:
+    with explained(settings.bootstrap_servers, MARKS), _admin(settings) as admin:
         _create_marks(admin)
         policy = _policy_of_marks(admin)
+    if policy is None:
+        problem = f"The account may not see the configuration of the topic {MARKS}"
+        problem += ", so nothing shows that the proof that a letter was sent is kept"
+        raise BadInputError(problem=problem, cure="Allow the account DescribeConfigs on that topic.")
     if policy != _COMPACT:
         problem = f"The topic {MARKS} has {_CLEANUP}={policy}"
         problem += ", so the proof that a letter was sent would not be kept"
         raise BadInputError(problem=problem, cure=f"Set {_CLEANUP}={_COMPACT} on it.")
+
+
+def _admin(settings: Settings) -> KafkaAdminClient:
+    return connected(KafkaAdminClient, **client_options(settings))
 
 
 def _create_marks(admin: KafkaAdminClient) -> None:
@@ -313,11 +323,14 @@ def _create_marks(admin: KafkaAdminClient) -> None:
         admin.create_topics({MARKS: topic}, wait_for_metadata=True)
 
 
-def _policy_of_marks(admin: KafkaAdminClient) -> Any:
+def _policy_of_marks(admin: KafkaAdminClient) -> str | None:
+    """None if the account may not see it: brokers then tell no configuration at all."""
     resource = ConfigResource(ConfigResourceType.TOPIC, MARKS, {_CLEANUP: None})
     found = admin.describe_configs([resource], config_filter="all")
-    policies = [topics[MARKS][_CLEANUP]["value"] for topics in found.values() if MARKS in topics]
-    return policies[0]
+    for topics in found.values():
+        if _CLEANUP in topics.get(MARKS, {}):
+            return str(topics[MARKS][_CLEANUP]["value"])
+    return None
 
 
 def _rows(tables: ControlTables, pipeline: Pipeline) -> list[dict[str, Any]]:
@@ -379,7 +392,8 @@ def _was_sent(settings: Settings, pipeline: Pipeline, row: Mapping[str, Any]) ->
 
 def _has_mark(settings: Settings, run_id: str, offset: int) -> bool:
     """Whether the run's mark is in the topic at the offset or after it."""
-    consumer = KafkaConsumer(
+    consumer = connected(
+        KafkaConsumer,
         **client_options(settings),
         isolation_level="read_committed",
         enable_auto_commit=False,

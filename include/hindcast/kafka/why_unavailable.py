@@ -42,7 +42,12 @@ class _Heard(logging.Handler):
 
     def since(self, began: float) -> list[str]:
         """The errors from a time of the monotonic clock on, the newest first."""
-        return [text for at, text in reversed(self._errors) if at >= began]
+        self.acquire()  # the threads of other clients add to them meanwhile
+        try:
+            errors = list(self._errors)
+        finally:
+            self.release()
+        return [text for at, text in reversed(errors) if at >= began]
 
 
 _heard = _Heard()
