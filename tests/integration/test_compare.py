@@ -124,6 +124,19 @@ def test_whole_rows_are_compared_if_a_key_has_several(compared: Compare) -> None
     assert (found.rounding, found.late_differences, found.rows_compared) == (0, 0, rows)
 
 
+def test_columns_may_have_the_names_that_a_comparison_uses(compared: Compare) -> None:
+    """Of keys and of values, where a key has one row and where it has several."""
+    schema = "n_s string, _key string, _row int, missing int"
+    keys = ["n_s", "_key", "_row"]
+    stream = [("a", "b", 1, 1), ("c", "d", 2, 5), ("c", "d", 2, 6)]
+    online = [("a", "b", 1, 2), ("c", "d", 2, 5), ("c", "d", 2, 7)]
+    found = compared(schema, keys, stream, online)
+    assert rows_that_differ(found) == {"changed": 2}
+    assert found.by_column == {"missing": 2}
+    named = {tuple(json.loads(sample.keys).items()) for sample in found.samples}
+    assert named == {(("n_s", "a"), ("_key", "b"), ("_row", 1)), (("n_s", "c"), ("_key", "d"), ("_row", 2))}
+
+
 def test_a_row_that_differs_among_others_is_named(compared: Compare) -> None:
     """The sample has the row that changed, not the least one of its key."""
     found = compared(

@@ -278,18 +278,20 @@ def test_a_transformation_that_is_not_a_function_of_its_input_is_found_out(scene
     assert {sample["column"] for sample in scene.differences("noisy")} == {"avg_ask"}
 
 
-def test_a_column_that_only_one_side_has_is_unexplained(scene: ReplayedStream) -> None:
-    """A changed transformation on an old sink does not pass as equal on what is left."""
+@pytest.mark.parametrize("column", ["spread", "_spread"])
+def test_a_column_that_only_one_side_has_is_unexplained(scene: ReplayedStream, column: str) -> None:
+    """A changed transformation on an old sink does not pass as equal on what is left, whatever the column's
+    name begins with.
+    """
 
     def wider(frame: DataFrame) -> DataFrame:
-        return scene.pipeline.transform(frame).withColumn("spread", F.lit(1.0))
+        return scene.pipeline.transform(frame).withColumn(column, F.lit(1.0))
 
-    verdict = replace(scene, pipeline=replace(scene.pipeline, transform=wider)).judge(
-        "wider", everything=True
-    )
+    run_id = f"wider{column}"
+    verdict = replace(scene, pipeline=replace(scene.pipeline, transform=wider)).judge(run_id, everything=True)
     assert verdict["unexplained"] == 1
-    assert [(sample["kind"], sample["column"]) for sample in scene.differences("wider")] == [
-        ("columns", "spread")
+    assert [(sample["kind"], sample["column"]) for sample in scene.differences(run_id)] == [
+        ("columns", column)
     ]
 
 

@@ -46,6 +46,10 @@ _STREAM = "s"
 _ONLINE = "o"
 _HINDSIGHT = "h"
 
+#: The key by which windows are told apart, and what the columns of all other keys begin with.
+_WINDOW = "window"
+_KEY = "key_"
+
 #: Tables whose sides have fewer bytes together are compared key by key at once: a scan for their fingerprints
 #: would cost more than it can save.
 FINGERPRINTED_BYTES = 16 << 20
@@ -158,10 +162,11 @@ def compare(sides: Sides, samples: int) -> Comparison:
     """Count every difference. Keep up to ``samples`` rows of them: unexplained ones first, then those beyond
     a bound, then in the order of the keys.
     """
-    keys = list(sides.keys) or list(sides.online.columns)
-    values = [column for column in sides.online.columns if column not in keys]
+    names = list(sides.keys) or list(sides.online.columns)
+    values = [column for column in sides.online.columns if column not in names]
     kinds = {name: sides.online.schema[name].dataType for name in values}
-    all_rows = _all_rows(sides, keys, kinds)
+    all_rows = _all_rows(sides, names, kinds)
+    keys = [_key_column(name) for name in names]
     if bytes_of(all_rows) >= FINGERPRINTED_BYTES:
         totals, kept = _compare_large(all_rows, sides, keys, kinds, samples)
     else:
@@ -270,7 +275,8 @@ def _with_same(
 
 def _most_telling(found: DataFrame, keys: list[str], most: int) -> list[Row]:
     """The rows that differ, as many as are kept, with their keys as JSON."""
-    as_json = F.to_json(F.struct(*_columns(keys)), {"ignoreNullFields": "false"})
+    columns = [F.col(f"`{key}`").alias(_key_name(key)) for key in keys]
+    as_json = F.to_json(F.struct(*columns), {"ignoreNullFields": "false"})
     order = [
         F.col("unexplained").desc(),
         F.col("nondeterministic").desc(),
@@ -314,6 +320,17 @@ def _several() -> Column:
     return F.greatest(F.col("n_s"), F.col("n_o"), F.col("n_h")) > 1
 
 
+def _key_column(name: str) -> str:
+    """The column that has a key here. A user's name may be one that a comparison uses itself."""
+    if name == _WINDOW:
+        return name
+    return f"{_KEY}{name}"
+
+
+def _key_name(column: str) -> str:
+    return column.removeprefix(_KEY)
+
+
 def _columns(names: list[str]) -> list[Column]:
     return [F.col(f"`{name}`") for name in names]
 
@@ -322,7 +339,9 @@ def _one_side(
     side: str, frame: DataFrame, keys: Mapping[str, DataType], kinds: Mapping[str, DataType]
 ) -> DataFrame:
     """The keys of the rows, the side they are of, and their values in one struct that can be ordered."""
-    key_columns = [_orderable(F.col(f"`{name}`"), kind).alias(name) for name, kind in keys.items()]
+    key_columns = [
+        _orderable(F.col(f"`{name}`"), kind).alias(_key_column(name)) for name, kind in keys.items()
+    ]
     values = [_orderable(F.col(f"`{name}`"), kind).alias(name) for name, kind in kinds.items()]
     row = F.struct(F.lit(1).alias("_one"), *values)
     return frame.select(*key_columns, F.lit(side).alias("_side"), row.alias("_row"))
@@ -498,7 +517,7 @@ def _totals(sides: Sides, keys: list[str], kinds: dict[str, DataType]) -> Iterat
     """The aggregates over all keys, as :func:`_comparison` reads them."""
     yield F.count_if(_several()).alias("several")
     windows = F.lit(0)
-    if "window" in keys:
+    if _WINDOW in keys:
         windows = F.count_distinct(F.col("window"))
     yield windows.alias("windows_compared")
     yield F.sum(F.greatest("n_s", "n_o")).alias("rows_compared")

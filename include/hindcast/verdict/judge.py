@@ -30,6 +30,7 @@ from hindcast.replay.leave_proof import batches_of_range, prove_at_once
 from hindcast.replay.online_answer import keep_online, proof_of
 from hindcast.replay.recorded_plan import Counted, RecordedPlan
 from hindcast.replay.run_table import Runs
+from hindcast.serving.corrected_windows import RUN_ID
 from hindcast.serving.reading import Reading
 from hindcast.settings import Settings
 from hindcast.shards.active_version import rollouts
@@ -306,7 +307,7 @@ def _stream_frame(spark: SparkSession, settings: Settings, pipeline: Pipeline, c
     reading = Reading.pin(settings, pipeline, case.plan.sink_version, case.plan.corrections_version)
     corrected = reading.corrected.known_by(case.plan.end)
     ends_ms = (case.plan.windows_after_ms, case.plan.windows_to_ms)
-    return replace(reading, corrected=corrected).spark(spark, ends_ms)
+    return replace(reading, corrected=corrected).spark(spark, ends_ms).drop(RUN_ID)
 
 
 def _late_rows_by_window(
@@ -319,10 +320,7 @@ def _late_rows_by_window(
 
 
 def _columns(stream: DataFrame, result: DataFrame) -> tuple[list[str], list[Difference]]:
-    """The columns that both have in the same type, and one difference for each other column.
-
-    A sink's columns with names that begin with ``_`` are the platform's own and are left out.
-    """
+    """The columns that both have in the same type, and one difference for each other column."""
     here = _types(stream)
     there = _types(result)
     common = [name for name in there if here.get(name) == there[name]]
@@ -342,12 +340,7 @@ def _columns(stream: DataFrame, result: DataFrame) -> tuple[list[str], list[Diff
 
 
 def _types(frame: DataFrame) -> dict[str, str]:
-    """The type of each column but the platform's own."""
-    types: dict[str, str] = {}
-    for field in frame.schema.fields:
-        if not field.name.startswith("_"):
-            types[field.name] = field.dataType.simpleString()
-    return types
+    return {field.name: field.dataType.simpleString() for field in frame.schema.fields}
 
 
 def _sink_frame(settings: Settings, pipeline: Pipeline, case: _Case) -> pd.DataFrame | None:
