@@ -16,6 +16,7 @@ from hindcast.leases.lease import Lease, LeaseKey
 from hindcast.leases.store import Snapshot
 from hindcast.pipeline import Pipeline, parse_start
 from hindcast.recovery import rebuild_state
+from hindcast.replay.inputs import read_ledger
 from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.pipeline_row import rows_of
@@ -23,7 +24,6 @@ from hindcast.shards.shard_row import ShardDetail
 from hindcast.stream.loaded_pipelines import LoadedPipelines
 from hindcast.stream.warn_once import WarnOnce
 from hindcast.tables.event_log import EventKind, EventLog
-from hindcast.tables.ledger_history import History
 
 
 class ShardCreation:
@@ -41,9 +41,9 @@ class ShardCreation:
         beat: Callable[[], object],
     ) -> None:
         """:param beat: called before each pipeline: the main thread is not stuck"""
+        self._installation = installation
         self._settings = installation.settings
         self._store = installation.lease_table
-        self._ledger = installation.ledger
         self._deployed = deployed
         self._events = events
         self._warnings = warnings
@@ -114,8 +114,8 @@ class ShardCreation:
                 held = held_records(self._settings, pipeline, offsets)
             earliest = held.earliest
             leases = resharding.of_version(self._store.leases(), name, version)
-            history = History.of(self._ledger.batches(name, version))
-            rebuild_state.check_reshard(pipeline, history, leases, held)
+            ledger = read_ledger(self._installation, pipeline)
+            ledger.answer(lambda history: rebuild_state.check_reshard(pipeline, history, leases, held))
             created = resharding.reshard(self._store, name, version, count, earliest)
         except HindcastError as error:
             message = f"{name} could not be resharded: {error}"

@@ -25,6 +25,7 @@ from hindcast.recovery.checkpoint import BatchPlans, SparkCheckpoint
 from hindcast.recovery.copied_checkpoint import copy_before
 from hindcast.recovery.rebuild_from_batches import RebuildFromBatches
 from hindcast.recovery.takeover import ShardPosition
+from hindcast.replay.inputs import read_ledger
 from hindcast.replay.recorded_batches import BatchRange
 from hindcast.shards.held_leases import HeldLeases
 from hindcast.shards.shard_row import ShardCheckpoint
@@ -38,7 +39,6 @@ from hindcast.stream.shard_runner import RunningQuery, ShardRunner
 from hindcast.tables.excluded_records import Excluded, together, within
 from hindcast.tables.fenced_sink import FencedTable
 from hindcast.tables.ledger import LedgerRow
-from hindcast.tables.ledger_history import History
 
 
 @dataclass(frozen=True)
@@ -79,6 +79,7 @@ class ShardTakeover:
         """
         self.app = app_id(pipeline.name, lease.status_value)
         self._spark = spark
+        self._installation = installation
         self._settings = installation.settings
         self._pipeline = pipeline
         self._lease = lease
@@ -223,10 +224,9 @@ class ShardTakeover:
         position = progress.position
         floors = position.floors()
         ends = position.end_offsets
-        batches = self._ledger.batches(pipeline.name, pipeline.version)
-        history = History.of(batches)
-        excluded = together([*[row.excluded for row in batches], self._excluded])
-        start = rebuild_state.start_of(pipeline, history, ends, floors)
+        ledger = read_ledger(self._installation, pipeline)
+        excluded = together([*[row.excluded for row in ledger.excluding()], self._excluded])
+        start = ledger.answer(lambda history: rebuild_state.start_of(pipeline, history, ends, floors))
         held = self._held_records(start)
         rebuild_state.check_retained(pipeline, shard, start, ends, held)
         folder = self._new_folder("r", position)

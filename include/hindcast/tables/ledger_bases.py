@@ -25,7 +25,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from hindcast.delta.arrow_dataset import Condition
 from hindcast.partitions import AppShard
@@ -33,7 +33,7 @@ from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.fenced_sink import sink_end
 from hindcast.tables.ledger import Ledger, LedgerRow, Undone
 from hindcast.tables.ledger_history import History, is_below
-from hindcast.tables.oldest_batches import HistoryBase, Place
+from hindcast.tables.oldest_batches import HistoryBase, HistoryTooShortError, Place
 from hindcast.tables.table_names import ControlTable
 
 #: So many bases of a version are kept, the newest: two days of hourly ranges.
@@ -68,6 +68,9 @@ def fenced_by(url: str, storage_options: dict[str, str], pipeline: str, version:
         return found
 
     return fenced
+
+
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True)
@@ -127,6 +130,15 @@ class LedgerSnapshot:
     def undone(self) -> list[Undone]:
         """What resets took back, the oldest first."""
         return self.ledger.undone(self.pipeline, self.version)
+
+    def answer(self, ask: Callable[[History], _Answer]) -> _Answer:
+        """What the first history says that has the answer: after a month the whole ledger is gigabytes."""
+        for history in self.histories():
+            try:
+                return ask(history)
+            except HistoryTooShortError:
+                continue
+        raise AssertionError("the last history is the whole ledger")
 
     def excluding(self) -> list[LedgerRow]:
         """The batches that left records out."""

@@ -25,9 +25,10 @@ from pyspark.sql import functions as F
 from hindcast.clock import utc_from_ms
 from hindcast.errors import TryLaterError
 from hindcast.installation import Installation
-from hindcast.partitions import Offsets, offsets_to_json
+from hindcast.partitions import AppShard, Offsets, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.pipeline_checks import check_bounded_columns
+from hindcast.replay.inputs import read_ledger
 from hindcast.replay.wait_for_stream import filed_batches
 from hindcast.settings import Settings
 from hindcast.shards.active_version import Rollout
@@ -36,6 +37,7 @@ from hindcast.shards.version_events import record_changes
 from hindcast.spark.session import cached
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
+from hindcast.tables.fenced_sink import sink_end
 from hindcast.tables.ledger_history import History
 from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.bounds import number
@@ -48,12 +50,15 @@ SAMPLES = 20
 class Barrier:
     """The offsets up to which both have read and filed.
 
-    Also the windows that both have closed by then: after < end <= to.
+    Also the windows that both have closed by then: after < end <= to. Without windows the versions of the two
+    sinks that have these offsets and no others.
     """
 
     offsets: Offsets
     after_ms: int
     to_ms: int
+    new_sink_version: int | None = None
+    old_sink_version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -111,8 +116,10 @@ def _compare(
     """Compare the windows (without windows: all rows) of both sinks."""
     settings = installation.settings
     with ExitStack() as caches:
-        new_rows = caches.enter_context(cached(_closed(spark, settings, new, barrier)))
-        old_rows = caches.enter_context(cached(_closed(spark, settings, old, barrier)))
+        new_closed = _closed(spark, settings, new, barrier, barrier.new_sink_version)
+        old_closed = _closed(spark, settings, old, barrier, barrier.old_sink_version)
+        new_rows = caches.enter_context(cached(new_closed))
+        old_rows = caches.enter_context(cached(old_closed))
         new_types = _column_types(new_rows)
         check_bounded_columns(new, new_types)
         old_types = _column_types(old_rows)
@@ -190,9 +197,29 @@ def _comparisons(tables: ControlTables, name: str) -> list[dict[str, Any]]:
 
 
 def _barrier(installation: Installation, new: Pipeline, old: Pipeline, rollout: Rollout) -> Barrier:
+    of_new = read_ledger(installation, new)
+    of_old = read_ledger(installation, old)
+
+    def barrier(new_history: History) -> Barrier:
+        return of_old.answer(
+            lambda old_history: _barrier_of(installation, new, old, rollout, new_history, old_history)
+        )
+
+    return of_new.answer(barrier)
+
+
+def _barrier_of(
+    installation: Installation,
+    new: Pipeline,
+    old: Pipeline,
+    rollout: Rollout,
+    all_new: History,
+    all_old: History,
+) -> Barrier:
+    """:raises HistoryTooShortError: if one of the histories does not have the answer"""
     assert rollout.beside is not None
-    new_history = _filed_history(installation, new)
-    old_history = _filed_history(installation, old)
+    new_history = _filed(installation, new, all_new)
+    old_history = _filed(installation, old, all_old)
     new_read = new_history.committed
     old_read = old_history.committed
     offsets: Offsets = {}
@@ -203,7 +230,8 @@ def _barrier(installation: Installation, new: Pipeline, old: Pipeline, rollout: 
             condition = "only if both versions have read the very same records"
             cure = f"`hindcast drain {new.name}` lets both reach the topic's end; compare them then."
             raise TryLaterError(reason=f"Without windows {new.name} is compared {condition}. {cure}")
-        return Barrier(offsets, 0, 0)
+        new_version = _sink_version(installation, new, new_history)
+        return Barrier(offsets, 0, 0, new_version, _sink_version(installation, old, old_history))
     partitions = [partition for partition, end in offsets.items() if end > 0]
     new_horizon_ms = new_history.horizon_ms(offsets, partitions)
     old_horizon_ms = old_history.horizon_ms(offsets, partitions)
@@ -217,16 +245,48 @@ def _barrier(installation: Installation, new: Pipeline, old: Pipeline, rollout: 
     return Barrier(offsets, after_ms, to_ms)
 
 
-def _filed_history(installation: Installation, pipeline: Pipeline) -> History:
-    """What the version has read, up to the last batch whose late and poison rows are filed."""
-    rows = installation.ledger.batches(pipeline.name, pipeline.version)
-    filed = filed_batches(installation.tables, pipeline.name, {row.shard for row in rows})
-    return History.of(row for row in rows if row.batch <= filed[row.shard])
+def _filed(installation: Installation, pipeline: Pipeline, history: History) -> History:
+    """What the version has read, up to the last batch whose late and poison rows are filed.
+
+    :raises HistoryTooShortError: if a batch of the history's base is not filed
+    """
+    filed = filed_batches(installation.tables, pipeline.name, history.shards)
+    history.audited(filed)
+    return History(tuple(row for row in history.rows if row.batch <= filed[row.shard]), history.base)
 
 
-def _closed(spark: SparkSession, settings: Settings, pipeline: Pipeline, barrier: Barrier) -> DataFrame:
-    """The sink's rows of windows that the barrier has closed; without windows all rows."""
-    frame = spark.read.format("delta").load(settings.sink(pipeline))
+def _sink_version(installation: Installation, pipeline: Pipeline, history: History) -> int:
+    """The newest version of the sink.
+
+    :raises TryLaterError: if it has a batch that is not in the history
+    """
+    settings = installation.settings
+    end = sink_end(settings.sink(pipeline), settings.storage_options)
+    assert end is not None, "the history has a batch"
+    last = dict(history.base.shards) if history.base is not None else {}
+    for row in history.rows:
+        last[row.shard] = max(row.batch, last.get(row.shard, 0))
+    for application, fence in end.fences.items():
+        app = AppShard.parse(application)
+        if app is None or (app.pipeline, app.version) != (pipeline.name, pipeline.version):
+            continue
+        if fence.batch > last.get(app.shard, 0):
+            reason = f"Version {pipeline.version} of {pipeline.name} has committed a batch just now."
+            raise TryLaterError(reason=f"{reason} Its late and poison rows are not filed yet.")
+    return end.version
+
+
+def _closed(
+    spark: SparkSession, settings: Settings, pipeline: Pipeline, barrier: Barrier, sink_version: int | None
+) -> DataFrame:
+    """The sink's rows of windows that the barrier has closed; without windows all rows.
+
+    :param sink_version: None for the newest: what closed windows have does not change
+    """
+    reader = spark.read.format("delta")
+    if sink_version is not None:
+        reader = reader.option("versionAsOf", str(sink_version))
+    frame = reader.load(settings.sink(pipeline))
     if pipeline.window is None:
         return frame
     end_us = F.unix_micros("window.end")

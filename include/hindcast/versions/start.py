@@ -20,6 +20,7 @@ from hindcast.kafka.offsets import TopicOffsets, across
 from hindcast.leases.lease import Lease
 from hindcast.partitions import Offsets, as_json_object
 from hindcast.pipeline import Pipeline, parse_start
+from hindcast.replay.inputs import read_ledger
 from hindcast.settings import Settings
 from hindcast.shards import resharding
 from hindcast.shards.active_version import tables_of
@@ -71,10 +72,10 @@ def start_version(
     check_room(rollout, version)
     _check_unused(installation, pipeline)
     _check_topics(pipeline, active)
-    history = History.of(installation.ledger.batches(name, active.version))
     offsets = start_offsets(settings, pipeline, start, datetime.now(UTC))
     shards_began = began_at(store.leases(), active)
-    seam_ms = seam_of(pipeline, active, history, offsets, shards_began)
+    ledger = read_ledger(installation, active)
+    seam_ms = ledger.answer(lambda history: seam_of(pipeline, active, history, offsets, shards_began))
     old_columns = stored_columns(session, settings, active)
     new_columns = query_columns(session, pipeline)
     changes = _changes_for_readers(pipeline, active, old_columns, new_columns)

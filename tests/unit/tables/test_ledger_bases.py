@@ -170,6 +170,19 @@ def test_the_newest_base_is_tried_first_and_the_whole_ledger_last(kept: Kept) ->
     assert [len(history.rows) for history in found] == [10, 16, 28, 40]
 
 
+def test_the_first_history_that_has_the_answer_gives_it(kept: Kept) -> None:
+    """The whole ledger is not read for what a base can tell."""
+    bases = [kept.keep(offset) for offset in (3, 15)]
+    asked = []
+
+    def ask(history: History) -> int:
+        asked.append(history.base)
+        return len(history.up_to(bases[0].sink_version).rows)
+
+    assert kept.bases.snapshot("p", 1, no_fence).answer(ask) == 0
+    assert asked == [bases[1], bases[0]]
+
+
 def test_a_base_of_what_was_taken_back_is_not_used(kept: Kept) -> None:
     """One that ends before it is."""
     before = kept.keep(5)

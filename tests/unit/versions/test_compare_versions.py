@@ -5,13 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from support.ledger_rows import batch
 
 from hindcast import catalog
+from hindcast.errors import TryLaterError
+from hindcast.installation import Installation
+from hindcast.partitions import app_id
 from hindcast.pipeline import Pipeline
 from hindcast.settings import project_root
+from hindcast.tables.fenced_sink import Fence, FencedTable
+from hindcast.tables.ledger_history import History
 from hindcast.verdict.compare import Comparison
-from hindcast.versions.compare_versions import Barrier, changed_share, comparison_row
+from hindcast.versions.compare_versions import Barrier, _sink_version, changed_share, comparison_row
 
 ALIKE = Comparison(
     windows_compared=4,
@@ -85,3 +92,17 @@ def test_two_empty_versions_are_alike(old: Pipeline) -> None:
     """No key has changed, and none is divided by."""
     assert changed_share(0, 0) == 0.0
     assert row(old, 0, rows_compared=0)["passed"]
+
+
+def test_a_batch_that_is_not_filed_yet_is_waited_for(installation: Installation, old: Pipeline) -> None:
+    """Without windows the tables are compared as they are at these offsets, whatever comes meanwhile."""
+    shard = "v1.g0.s0"
+    url = installation.settings.sink(old)
+    table = FencedTable(url, {}, app_id(old.name, shard))
+    table.create(pa.schema([("n", pa.int64())]))
+    table.commit(Fence(1, 1), [], after=None)
+    history = History.of([batch(1, {0: 0}, {0: 1}, shard=shard)])
+    assert _sink_version(installation, old, history) == table.version()
+    table.commit(Fence(1, 2), [], after=Fence(1, 1))
+    with pytest.raises(TryLaterError, match="has committed a batch just now"):
+        _sink_version(installation, old, history)
