@@ -6,7 +6,7 @@ Airflow finds both classes through the plugin.
 from __future__ import annotations
 
 import hashlib
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.task.priority_strategy import PriorityWeightStrategy
@@ -73,9 +73,29 @@ class SpreadCronTimetable(CronDataIntervalTimetable):
         )
         if info is None or info.data_interval is None:
             return info
-        interval = info.data_interval
-        delay = self.delay(interval.end - interval.start)
-        return DagRunInfo(run_after=interval.end + delay, data_interval=interval)
+        interval = self._due(info.data_interval, last_automated_data_interval, restriction)
+        return DagRunInfo(run_after=interval.end + self._delay_of(interval), data_interval=interval)
+
+    def _due(
+        self, newest: DataInterval, last: DataInterval | None, restriction: TimeRestriction
+    ) -> DataInterval:
+        """The interval before the newest one, if the newest one's run is not due yet and that one has had no
+        run.
+
+        Without catch-up Airflow passes over all but the newest interval that has ended. It knows of no delay:
+        a run that was not created before the next interval ended would be lost.
+        """
+        if last is None or newest.start <= last.end:
+            return newest
+        if newest.end + self._delay_of(newest) <= datetime.now(UTC):
+            return newest
+        start = self._get_prev(newest.start)
+        if restriction.earliest is not None and start < restriction.earliest:
+            return newest
+        return DataInterval(start=start, end=newest.start)
+
+    def _delay_of(self, interval: DataInterval) -> timedelta:
+        return self.delay(interval.end - interval.start)
 
     def delay(self, length: timedelta) -> timedelta:
         """How long after the end of an interval of this length its run starts; whole seconds."""

@@ -10,7 +10,7 @@ import pendulum
 import pytest
 import support.airflow_home  # noqa: F401 - before Airflow
 import time_machine
-from airflow.timetables.base import TimeRestriction
+from airflow.timetables.base import DataInterval, TimeRestriction
 
 from hindcast.airflow.scheduling import AskedFirst, SpreadCronTimetable, part
 
@@ -83,6 +83,27 @@ def test_an_unpaused_dag_runs_the_newest_interval_that_has_ended(minutes: int) -
         info = first_run(hourly())
     assert info.data_interval.start == now.replace(hour=11, minute=0)
     assert info.data_interval.end == now.replace(minute=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("minute", "second"), [(0, 1), (30, 0), (59, 59)])
+def test_an_interval_whose_run_is_late_is_not_passed_over(name: str, minute: int, second: int) -> None:
+    """A scheduler that stood still while the run was due makes it once it goes on, and then the next one."""
+    timetable = hourly(f"replay.{name}")
+    ended = pendulum.datetime(2026, 11, 20, 12, tz="UTC")
+    last = DataInterval(ended.subtract(hours=2), ended.subtract(hours=1))
+    now = ended.add(hours=1, minutes=minute, seconds=second)
+    with time_machine.travel(now, tick=False):
+        info = timetable.next_dagrun_info(
+            last_automated_data_interval=last, restriction=TimeRestriction(START, None, False)
+        )
+    assert info is not None and info.data_interval is not None
+    is_over = now >= ended.add(hours=1) + timetable.delay(HOUR)
+    expected = ended
+    if is_over:  # the next interval's run is due by now: without catch-up only that one is made
+        expected = ended.add(hours=1)
+    assert info.data_interval.end == expected
+    assert info.run_after == expected + timetable.delay(HOUR)
 
 
 def test_it_survives_its_way_into_the_database() -> None:
