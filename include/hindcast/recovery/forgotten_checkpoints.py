@@ -48,7 +48,7 @@ def delete_forgotten_checkpoints(installation: Installation, pipelines: Iterable
             _log.warning(message, pipeline=name, reason=str(error))
             continue
         for _, folder in old:
-            if folder.name not in named:
+            if not named.fullmatch(folder.name):
                 shutil.rmtree(folder, ignore_errors=True)
                 deleted.append(str(folder))
                 _log.info("A forgotten checkpoint was deleted.", folder=str(folder))
@@ -73,17 +73,20 @@ def _last_written(folder: Path) -> float:
     return at
 
 
-def _named(installation: Installation, pipeline: str, versions: Iterable[int]) -> set[str]:
-    """The folders from which shards go on: of each the one of its last batch, be it in effect or taken back;
-    of one without a batch its first.
+def _named(installation: Installation, pipeline: str, versions: Iterable[int]) -> re.Pattern[str]:
+    """The names of the folders from which shards go on: of each the one of its last batch, be it in effect or
+    taken back; of one without a batch its first; and those that its present owner has made, which no batch
+    may name yet.
     """
-    named = set()
+    named = []
     for version in versions:
         last = installation.ledger.reached(pipeline, version)
-        for row in [*last.values(), *installation.ledger.newest(pipeline, version)]:
-            # A row of an older Hindcast does not say which folder.
-            named.add(row.checkpoint or row.shard)
+        rows = [*last.values(), *installation.ledger.newest(pipeline, version)]
+        # A row of an older Hindcast does not say which folder.
+        named += [re.escape(row.checkpoint or row.shard) for row in rows]
     for lease in installation.lease_table.leases_if_any():
         if lease.stream_id == pipeline and lease.status_type is StatusType.SHARD:
-            named.add(lease.status_value)
-    return named
+            shard = re.escape(lease.status_value)
+            named.append(shard)
+            named.append(rf"{shard}\..*\.e{lease.epoch}(\..*)?")
+    return re.compile("|".join(named))

@@ -100,3 +100,13 @@ def test_nothing_is_deleted_if_the_ledger_cannot_be_read(
     (warning,) = logs
     assert (warning["log_level"], warning["pipeline"]) == ("warning", "p")
     assert delete(installation) == [SHARD]
+
+
+def test_the_folder_in_which_a_query_runs_stays(installation: Installation) -> None:
+    """No batch names it yet: nothing came since its owner has rebuilt the state. An earlier owner's goes."""
+    for name in (f"{SHARD}.r5.e3", f"{SHARD}.x5.e3.0a1b2c3d", f"{SHARD}.r5.e2", f"{SHARD}.r5.e31"):
+        checkpoint(installation, name, 8)
+    row = Lease(stream_id="p", status_type=StatusType.SHARD, status_value=SHARD, epoch=3, lease_owner="w")
+    swap(installation.lease_table, lambda _: [row])
+    assert sorted(delete(installation)) == [f"{SHARD}.r5.e2", f"{SHARD}.r5.e31"]
+    assert names(installation) == [f"{SHARD}.r5.e3", f"{SHARD}.x5.e3.0a1b2c3d"]
