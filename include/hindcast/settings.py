@@ -105,7 +105,9 @@ class Settings(BaseSettings):
     )
     kafka_username: str = Field(default="", description="the account of SASL; of OAuth the client's id")
     kafka_password: str = Field(
-        default="", description="its password, or secret; a file is the better place", repr=False
+        default="",
+        description="its password, or secret; a file is the better place, but this comes before it",
+        repr=False,
     )
     kafka_password_file: Path | None = Field(
         default=None, description="file that holds the password; it is read for each connection"

@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from hindcast import Hindcast
 from hindcast.airflow.approval import Decision
+from hindcast.airflow.kafka_connection import settings_of_children
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
 from hindcast.airflow.operators import TRIED_AGAIN, AppOperator, awaited_of, given
 from hindcast.airflow.spark_subprocess import Ended
@@ -367,7 +368,7 @@ class WatchPromotedOperator(JudgeVersionOperator):
 
         hindcast = Hindcast()
         pipeline = hindcast.catalog.of(self.pipeline, self.number)
-        with TopicOffsets(hindcast.settings) as topic:
+        with TopicOffsets(settings_of_children(hindcast.settings)) as topic:
             latest = across(pipeline, topic.latest)
         return all(end <= awaited.beyond.get(partition, 0) for partition, end in latest.items())
 

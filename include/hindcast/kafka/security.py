@@ -168,10 +168,15 @@ def _check(settings: Settings) -> None:
 
 
 def _password(settings: Settings) -> str:
-    """It is read each time, so a password that was changed counts from the next connection on."""
-    if settings.kafka_password_file is not None:
-        return settings.kafka_password_file.read_text(encoding="utf-8").strip()
-    return settings.kafka_password
+    """The password itself, or that of the file. The file is read each time, so a password that was changed
+    counts from the next connection on.
+
+    A file may stand in the settings of the home, where a variable or a connection of Airflow has another
+    password.
+    """
+    if settings.kafka_password or settings.kafka_password_file is None:
+        return settings.kafka_password
+    return settings.kafka_password_file.read_text(encoding="utf-8").strip()
 
 
 def _jaas(settings: Settings) -> str:

@@ -507,6 +507,27 @@ def test_a_watch_over_a_quiet_topic_ends_well(
     assert len(asked) == 1, "two answers could differ"
 
 
+def test_a_watch_asks_the_brokers_of_airflows_connection(
+    app: App, watch: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, context: dict[str, Any]
+) -> None:
+    """As its children do."""
+    extra = json.dumps({"bootstrap.servers": "kafka-of-airflow:9092"})
+    monkeypatch.setenv("AIRFLOW_CONN_KAFKA", json.dumps({"conn_type": "kafka", "extra": extra}))
+    monkeypatch.setenv("HINDCAST_KAFKA_CONNECTION", "kafka")
+    asked: list[str] = []
+    made = TopicOffsets.__init__
+
+    def make(self: TopicOffsets, settings: Settings, **named: Any) -> None:
+        asked.append(settings.bootstrap_servers)
+        made(self, settings, **named)
+
+    monkeypatch.setattr(TopicOffsets, "__init__", make)
+    monkeypatch.setattr(TopicOffsets, "latest", lambda *_: {0: 10, 1: 5})
+    app.ends(75, name="replay", last_words="nothing was committed", awaited=awaited(beyond={0: 10, 1: 5}))
+    assert watch("0").execute(context) == {"news": "over", "verdicts": 0}
+    assert asked == ["kafka-of-airflow:9092"]
+
+
 def test_a_watch_over_a_stream_that_stands_still_is_tried_again(
     app: App, watch: Callable[..., Any], context: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import ssl
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,7 +71,6 @@ def test_both_clients_have_the_same_account(settings_factory: Factory, files: di
         bootstrap_servers="a:1",
         kafka_security_protocol="SASL_SSL",
         kafka_username="me",
-        kafka_password="another",
         kafka_password_file=files["kafka_password_file"],
         kafka_ca_file=files["kafka_ca_file"],
     )
@@ -93,6 +93,22 @@ def test_both_clients_have_the_same_account(settings_factory: Factory, files: di
         "kafka.ssl.truststore.type": "PEM",
         "kafka.ssl.truststore.certificates": files["kafka_ca_file"].read_text(),
     }
+
+
+def test_a_password_comes_before_that_of_a_file(
+    settings_factory: Factory, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a connection of Airflow's, or a secret of Kubernetes, before the file that the home's settings name."""
+    given = {
+        "kafka_security_protocol": "SASL_SSL",
+        "kafka_username": "me",
+        "kafka_password_file": str(files["kafka_password_file"]),
+    }
+    (tmp_path / "settings.json").write_text(json.dumps(given))
+    monkeypatch.setenv("HINDCAST_HOME", str(tmp_path))
+    assert client_options(Settings())["sasl_plain_password"] == "the word"
+    monkeypatch.setenv("HINDCAST_KAFKA_PASSWORD", "another")
+    assert client_options(Settings())["sasl_plain_password"] == "another"
 
 
 def test_both_clients_exchange_the_account_for_tokens(settings_factory: Factory) -> None:
