@@ -99,6 +99,24 @@ class Hindcast(Installation):
         """Every declared pipeline, in its active version."""
         return [self.pipeline(name) for name in self.catalog]
 
+    def maintain(self) -> list[Row]:
+        """Keep all tables small, and delete what has been kept for long enough, as the DAG ``maintain`` does
+        each day.
+
+        A table that cannot be read keeps no other one from being maintained.
+
+        :returns: a row for each table, as :func:`hindcast.tables.retention.maintain` has them; ``version`` is
+            None if it could not be read
+        """
+        from hindcast.recovery.forgotten_checkpoints import delete_forgotten_checkpoints
+        from hindcast.tables.expiry import expire
+        from hindcast.tables.retention import maintain
+
+        pipelines = [one for one in self.catalog.every() if not one.is_foreign]
+        expire(self.settings, self.tables)
+        delete_forgotten_checkpoints(self, pipelines)
+        return maintain(self.settings, self.tables, pipelines)
+
     # Listings
 
     def leases(self, pipeline: str = "") -> list[Lease]:
@@ -185,8 +203,14 @@ class Hindcast(Installation):
     def differences(
         self, run_id: str, pipeline: str = "", *, since: datetime | None = None, limit: int | None = None
     ) -> list[Row]:
-        """The rows in which the stream differs from the hindcast ``run_id``: up to 1,000 of each verdict."""
-        return self._newest("differences", "found_at", since, limit, pipeline=pipeline, run_id=run_id)
+        """The rows in which the stream differs from the hindcast ``run_id``, as its newest verdict has them:
+        up to 1,000.
+        """
+        verdicts = self.verdicts(pipeline, run_id=run_id, limit=1)
+        if not verdicts:
+            return []
+        found = self._newest("differences", "found_at", since, None, pipeline=pipeline, run_id=run_id)
+        return [row for row in found if row["found_at"] == verdicts[0]["judged_at"]][:limit]
 
     def corrections(self, pipeline: str = "") -> list[Row]:
         """The windows that readers get from a replay instead of the stream, and the run of each.
@@ -315,12 +339,18 @@ class Hindcast(Installation):
 
     # Replays
 
-    def judge(self, run_id: str) -> Row:
+    def judge(self, run_id: str, *, of: str = "") -> Row:
         """Judge a replay that succeeded; see :meth:`InstalledPipeline.judge`.
 
+        :param of: the pipeline whose replay it has to be; of any by default
         :raises UnknownRunError: if no replay of that id has succeeded
+        :raises BadInputError: if it is a replay of another pipeline
         """
         run = self.run_table.succeeded(run_id)
+        if of not in ("", run["pipeline"]):
+            problem = f"The run {run_id} is of the pipeline {run['pipeline']}, not of {of}"
+            cure = f"`hindcast runs --pipeline {of}` lists its replays."
+            raise BadInputError(problem=problem, cure=cure)
         return self.pipeline(run["pipeline"], run["version"]).judge(run_id)
 
     def spark(self, name: str = "hindcast", *, quick: Callable[[], bool] | None = None) -> SparkSession:
@@ -675,6 +705,16 @@ class InstalledPipeline:
         from hindcast.verdict.apply_correction import correct
 
         return correct(self._hindcast, self.declared, run_id)
+
+    def check_correction(self, run_id: str) -> None:
+        """Check that :meth:`correct` would not be refused. Nothing changes.
+
+        :raises UnknownRunError: if no replay of that id has succeeded
+        :raises CorrectionRefusedError: if its results must not be given to readers
+        """
+        from hindcast.verdict.apply_correction import checked
+
+        checked(self._hindcast, self.declared, run_id)
 
     def benchmark(self) -> tuple[Replayed, Replayed]:
         """Replay the reference range, as a batch and with its recorded batches.

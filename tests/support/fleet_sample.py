@@ -18,6 +18,7 @@ from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.table_names import ControlTable
 from hindcast.tables.verdict_trends import VerdictTrends, point_of
 
+JUDGED_AT = datetime.now(UTC) - timedelta(minutes=3)
 RUN = "stock_stats-20261120T100000-abc123"
 FAILED_RUN = "stock_stats-20261120T110000-def456"
 
@@ -137,7 +138,7 @@ def verdict(run_id: str = RUN, pipeline: str = "stock_stats", **changes: Any) ->
         "passed": True,
         "failed": "[]",
         "data_docs": "",
-        "judged_at": datetime.now(UTC) - timedelta(minutes=3),
+        "judged_at": JUDGED_AT,
         "change": 0,
         "number": 1,
     }
@@ -192,7 +193,7 @@ def difference(run_id: str = FAILED_RUN, **changes: Any) -> dict[str, Any]:
         "stream_value": json.dumps({"min_ask": 131.07, "trades": 12, "avg_ask": 131.4}),
         "hindcast_value": json.dumps({"min_ask": 129.88, "trades": 12, "avg_ask": 131.4}),
         "late_rows": 0,
-        "found_at": datetime.now(UTC),
+        "found_at": JUDGED_AT,
     }
     return {**row, **changes}
 

@@ -16,6 +16,7 @@ from support.live_stream import MODULE
 from hindcast import Hindcast, catalog
 from hindcast.app import FEW_RECORDS
 from hindcast.errors import (
+    BadInputError,
     BadNameError,
     BadRangeError,
     NothingToReplayError,
@@ -301,6 +302,15 @@ def test_a_verdict_corrects_if_the_policy_says_so(
     assert shown["ratios"] == {"x": 1.5}
     assert shown["failed"] == []
     assert shown.get("corrected", False) is corrected
+
+
+def test_a_run_of_another_pipeline_is_not_judged_for_this_one(hindcast: Hindcast) -> None:
+    """A gate for one pipeline would pass by the verdict of another."""
+    at = datetime.now(UTC)
+    row = {"run_id": "r-1", "pipeline": "q", "version": 1, "kind": "replay", "started_at": at}
+    hindcast.run_table.append({**row, "state": RunState.SUCCEEDED.value, "plan": "{}", "finished_at": at})
+    with pytest.raises(BadInputError, match="r-1 is of the pipeline q, not of p"):
+        hindcast.judge("r-1", of="p")
 
 
 def test_pipelines_are_loaded_once(hindcast: Hindcast, settings: Settings) -> None:

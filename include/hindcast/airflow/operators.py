@@ -18,20 +18,12 @@ from hindcast.airflow.kafka_connection import settings_of_children
 from hindcast.airflow.links import RUN_ID, ControlRoomLink, DataDocsLink, VerdictLink
 from hindcast.airflow.replay_trigger import ConsumedTrigger, Wait
 from hindcast.airflow.spark_subprocess import Ended, SparkSubprocess
-from hindcast.errors import (
-    BadInputError,
-    BadRangeError,
-    ChildFailedError,
-    StoreUnavailableError,
-    TryLaterError,
-    VerdictFailedError,
-)
+from hindcast.errors import BadInputError, BadRangeError, ChildFailedError, TryLaterError, VerdictFailedError
 from hindcast.pipeline import Pipeline, Policy, check_name, check_topic
 from hindcast.replay.request import ReplayRequest, new_run_id
 from hindcast.replay.wait_for_stream import Awaited, read_progress
 from hindcast.settings import Settings
 from hindcast.tables.run_states import BadEnd, RunKind, RunState, close_run
-from hindcast.tables.table_names import ControlTable
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -419,7 +411,7 @@ class ValidateOperator(ReplayAppOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         context["ti"].xcom_push(key=RUN_ID, value=self.run_id)
-        ended = self.run_app(["verdict", "--run-id", self.run_id])
+        ended = self.run_app(["verdict", "--pipeline", self.pipeline, "--run-id", self.run_id])
         if ended.exit_code == VerdictFailedError.exit_code:
             context["ti"].xcom_push(key="verdict", value=ended.result)
             self._name_differences()
@@ -437,8 +429,8 @@ class ValidateOperator(ReplayAppOperator):
         return verdict
 
     def _name_differences(self) -> None:
-        conditions = [("run_id", "=", self.run_id), ("cause", "in", ["unexplained", "bound"])]
-        rows = Hindcast().tables.rows(ControlTable.DIFFERENCES, conditions)
+        found = Hindcast().differences(self.run_id)
+        rows = [row for row in found if row["cause"] in {"unexplained", "bound"}]
         rows.sort(key=lambda row: (row["kind"], row["keys"], row["column"] or ""))
         for row in rows[:NAMED_DIFFERENCES]:
             said = f"{row['kind']}: the row {row['keys']}"
@@ -514,21 +506,11 @@ class MaintainOperator(BaseOperator):
     operator_extra_links = (ControlRoomLink(),)
 
     def execute(self, context: Context) -> list[dict[str, Any]]:  # noqa: ARG002 - Airflow's signature
-        # These come with delta-rs, which a DAG file does without.
-        from hindcast.recovery.forgotten_checkpoints import delete_forgotten_checkpoints
-        from hindcast.tables.expiry import expire
-        from hindcast.tables.retention import maintain
+        from hindcast.tables.retention import check_maintained  # delta-rs: a DAG file does without it
 
-        hindcast = Hindcast()
-        pipelines = [one for one in hindcast.catalog.every() if not one.is_foreign]
-        expire(hindcast.settings, hindcast.tables)
-        delete_forgotten_checkpoints(hindcast, pipelines)
-        done = maintain(hindcast.settings, hindcast.tables, pipelines)
+        done = Hindcast().maintain()
         for row in done:
             figures = {key: value for key, value in row.items() if key != "table"}
             _log.info(f"Maintained {row.get('table')}.", **figures)
-        unread = [row for row in done if row["version"] is None]
-        if unread:
-            names = ", ".join(row["table"] for row in unread)
-            raise StoreUnavailableError(table=names, action="maintained", reason=unread[0]["skipped"])
+        check_maintained(done)
         return done

@@ -1,7 +1,7 @@
 """Replay a range, judge it, and let readers have its answer.
 
 - ``python -m hindcast.apps.replay hindcast|judge|correct --pipeline P RANGE [--version N] [--run-id ID]``
-- ``python -m hindcast.apps.replay verdict --run-id ID``
+- ``python -m hindcast.apps.replay verdict --pipeline P --run-id ID`` judges P by one of its replays.
 - ``python -m hindcast.apps.replay benchmark --pipeline P`` replays the pipeline's reference range.
 
 A verdict of a pipeline with the policy ``correct`` also corrects.
@@ -64,7 +64,7 @@ def _run(asked: argparse.Namespace) -> dict[str, Any]:
     """The object to print; a verdict's has ``passed``."""
     hindcast = Hindcast()
     if asked.command == "verdict":
-        return hindcast.judge(asked.run_id)
+        return hindcast.judge(asked.run_id, of=asked.pipeline)
     pipeline = hindcast.pipeline(asked.pipeline)
     if asked.command == "benchmark":
         batch, recorded = pipeline.benchmark()
@@ -104,7 +104,9 @@ def _parser() -> argparse.ArgumentParser:
             "--tried-again", action="store_true", help="exit code 75 does not end the run: the caller retries"
         )
     commands.add_parser("benchmark").add_argument("--pipeline", required=True)
-    commands.add_parser("verdict").add_argument("--run-id", required=True)
+    verdict = commands.add_parser("verdict")
+    verdict.add_argument("--pipeline", required=True)
+    verdict.add_argument("--run-id", required=True)
     return parser
 
 

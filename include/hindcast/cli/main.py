@@ -23,6 +23,7 @@ from hindcast.cli import (
     runs,
     sandbox,
     served,
+    upkeep,
     versions,
 )
 from hindcast.cli.names import did_you_mean
@@ -49,6 +50,7 @@ for commands in (
     erasing.app,
     authoring.app,
     sandbox.app,
+    upkeep.app,
 ):
     app.registered_commands.extend(commands.registered_commands)
 app.add_typer(runs.app, name="runs", rich_help_panel=REPLAYS)

@@ -364,7 +364,8 @@ def validate(
     if run:
         _check_alone(given)
         _check_declared(pipeline)
-        run_app("replay", ["verdict", "--run-id", check_name("run", run)], output)
+        judged = ["verdict", "--pipeline", pipeline, "--run-id", check_name("run", run)]
+        run_app("replay", judged, output)
         return
     asked = _request(pipeline, given)
     _run_replay("judge", asked, output, wait=wait, timeout=timeout)
@@ -402,11 +403,13 @@ def _apply_correction(pipeline: str, run: str, output: Format, *, yes: bool, dry
     """Give readers the results of a replay that was judged already."""
     hindcast = Hindcast()
     version = hindcast.run_table.succeeded(check_name("run", run))["version"]
+    corrected = hindcast.pipeline(pipeline, version)
+    corrected.check_correction(run)
     if dry_run:
         Output(output).row({"pipeline": pipeline, "version": version, "run_id": run, "dry_run": True})
         return
     _confirm_correction(pipeline, f"run {run}", yes=yes)
-    Output(output).row(hindcast.pipeline(pipeline, version).correct(run))
+    Output(output).row(corrected.correct(run))
 
 
 def _confirm_correction(pipeline: str, replayed: str, *, yes: bool) -> None:

@@ -88,6 +88,14 @@ def maintain(
     return reports
 
 
+def check_maintained(reports: Iterable[dict[str, Any]]) -> None:
+    """:raises StoreUnavailableError: naming the tables that could not be read"""
+    unread = [report for report in reports if report["version"] is None]
+    if unread:
+        names = ", ".join(report["table"] for report in unread)
+        raise StoreUnavailableError(table=names, action="maintained", reason=unread[0]["skipped"])
+
+
 def _tables(
     settings: Settings, tables: ControlTables, pipelines: Iterable[Pipeline]
 ) -> Iterator[tuple[str, _Find, _Join | None]]:

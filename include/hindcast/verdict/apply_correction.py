@@ -52,8 +52,7 @@ def correct(installation: Installation, pipeline: Pipeline, run_id: str) -> dict
     """
     settings = installation.settings
     tables = installation.tables
-    run = Runs(tables).succeeded(run_id)
-    _check(tables, pipeline, run)
+    run = checked(installation, pipeline, run_id)
     plan = RecordedPlan.from_text(run["plan"])
     by = CorrectedRange(
         after_ms=plan.windows_after_ms, to_ms=plan.windows_to_ms, run_id=run["run_id"], end=plan.end
@@ -72,6 +71,17 @@ def correct(installation: Installation, pipeline: Pipeline, run_id: str) -> dict
         "windows_after_ms": by.after_ms,
         "windows_to_ms": by.to_ms,
     }
+
+
+def checked(installation: Installation, pipeline: Pipeline, run_id: str) -> dict[str, Any]:
+    """The run, if readers may get its answer. Nothing changes.
+
+    :raises UnknownRunError: if no replay of that id has succeeded
+    :raises CorrectionRefusedError: if readers must not get its answer
+    """
+    run = Runs(installation.tables).succeeded(run_id)
+    _check(installation.tables, pipeline, run)
+    return run
 
 
 def _may_differ(pipeline: Pipeline, plan: RecordedPlan) -> bool:

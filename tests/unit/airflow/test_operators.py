@@ -18,7 +18,7 @@ import support.airflow_home  # noqa: F401 - before Airflow
 from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, TaskDeferred
 from structlog.testing import capture_logs
-from support.fleet_sample import FAILED_RUN, desired, difference, put, slot
+from support.fleet_sample import FAILED_RUN, desired, difference, put, slot, verdict
 from support.stand_in_programs import take_programs_from
 
 from hindcast.airflow.assets import hindcast_asset
@@ -376,7 +376,7 @@ def test_a_passed_verdict_is_returned(app: Any, context: dict[str, Any]) -> None
     """And pushed under its own name, with the run for the links."""
     app(0, unexplained=0, captured=0.99)
     verdict = ValidateOperator(task_id="judge", pipeline="stock_stats", run_id="r-1").execute(context)
-    assert verdict["arguments"] == ["verdict", "--run-id", "r-1"]
+    assert verdict["arguments"] == ["verdict", "--pipeline", "stock_stats", "--run-id", "r-1"]
     assert context["ti"].pushed == {"run_id": "r-1", "verdict": verdict}
 
 
@@ -388,7 +388,9 @@ def test_a_failed_verdict_fails_the_task_and_names_the_rows(
     """
     beyond = difference(cause="bound", kind="ratio", column="trucks", stream_value="9", hindcast_value="5")
     late = difference(cause="late_rows", stream_value="12345")
-    ControlTables(home).append(ControlTable.DIFFERENCES, [difference(), beyond, late])
+    tables = ControlTables(home)
+    tables.append(ControlTable.DIFFERENCES, [difference(), beyond, late])
+    tables.append(ControlTable.VERDICTS, [verdict(FAILED_RUN)])
     app(3, "stock_stats: 1 difference is unexplained", unexplained=1)
     with capture_logs() as logs, pytest.raises(AirflowFailException, match="1 difference is unexplained"):
         ValidateOperator(task_id="judge", pipeline="stock_stats", run_id=FAILED_RUN).execute(context)

@@ -100,6 +100,7 @@ def test_a_dry_run_is_refused_as_the_command_is(home: Settings, capsys: pytest.C
         (("back-out", NAME), "no version before it is kept warm"),
         (("discard", NAME, "--version", "1"), "it is the active one"),
         (("discard", "other", "--version", "1"), "no pipeline named other"),
+        (("correct", NAME, "--run", "not-made"), "not-made"),
     ):
         for more in ((), ("--dry-run",)):
             assert run([*arguments, *more]) == 2

@@ -79,16 +79,23 @@ def test_a_run_is_listed_in_its_newest_state(hindcast: Hindcast, settings: Setti
 
 
 def test_differences_of_a_run(hindcast: Hindcast, settings: Settings) -> None:
-    """--run ID --differences lists the rows that differ in that run alone."""
+    """--run ID --differences lists the rows that differ in that run alone, by its newest verdict."""
+    at = datetime.now(UTC)
+    before = at - timedelta(minutes=1)
     differ = {
         "pipeline": "p",
         "kind": "changed",
         "cause": "unexplained",
         "keys": '{"ticker": "ACME"}',
-        "found_at": datetime.now(UTC),
+        "found_at": at,
     }
-    ControlTables(settings).append(
-        ControlTable.DIFFERENCES, [{**differ, "run_id": "r1"}, {**differ, "run_id": "r2"}]
+    other = {**differ, "run_id": "r1", "keys": '{"ticker": "OLD"}', "found_at": before}
+    tables = ControlTables(settings)
+    tables.append(ControlTable.DIFFERENCES, [{**differ, "run_id": "r1"}, {**differ, "run_id": "r2"}, other])
+    judged = [("r1", before), ("r1", at), ("r2", at)]
+    tables.append(
+        ControlTable.VERDICTS,
+        [{"run_id": run_id, "pipeline": "p", "judged_at": judged_at} for run_id, judged_at in judged],
     )
     found = json.loads(hindcast("verdicts", "--run", "r1", "--differences", "-o", "json").stdout)
     assert [(row["run_id"], row["keys"]) for row in found] == [("r1", {"ticker": "ACME"})]

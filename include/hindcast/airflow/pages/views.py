@@ -22,6 +22,8 @@ from hindcast.tables.verdict_trends import VerdictTrends
 
 SHOWN_EVENTS = 15
 SHOWN_VERDICTS = 10
+#: A run has a row for its beginning and one for its end, and more if it is tried or judged again.
+_ROWS_OF_A_RUN = 5
 SHOWN_DIFFERENCES = 200
 SHOWN_DOCUMENTED = 200
 #: Versions of which the trend is shown: the newest.
@@ -47,20 +49,21 @@ class Views:
     def overview(self) -> Row:
         leases = self._lease_table.leases_if_any()
         verdicts = self._verdicts()
+        of_active = self._of_active_versions(desired_of(leases).values())
         shards = self._shards(leases)
         current = [shard for shard in shards if shard["current"]]
         workers = self._workers(leases)
         known = rollouts(leases)
         pipelines = []
         for name, desired in sorted(desired_of(leases).items()):
-            pipelines.append(self._pipeline(desired, known[name], shards, verdicts))
+            pipelines.append(self._pipeline(desired, known[name], shards, of_active.get(name)))
         return {
             "now": self._now,
             "fleet": self._settings.fleet,
             "pipelines": pipelines,
             "shards": current,
             "workers": workers,
-            "verdicts": verdicts[:SHOWN_VERDICTS],
+            "verdicts": verdicts,
             "events": self._events(),
             "live": sum(worker["live"] for worker in workers),
             "wanted": len(slots_wanted(leases, self._settings)),
@@ -79,15 +82,16 @@ class Views:
         shards = self._shards(lease for lease in leases if lease.stream_id == name)
         pipeline = None
         if desired is not None:
-            pipeline = self._pipeline(desired, rollouts(leases)[name], shards, verdicts)
+            of_active = self._of_active_versions([desired])
+            pipeline = self._pipeline(desired, rollouts(leases)[name], shards, of_active.get(name))
         return {
             "now": self._now,
             "name": name,
             "pipeline": pipeline,
             "shards": shards,
-            "verdicts": verdicts[:SHOWN_VERDICTS],
+            "verdicts": verdicts,
             "trends": self._trends(name),
-            "runs": self._runs(of_pipeline)[:SHOWN_VERDICTS],
+            "runs": self._runs(of_pipeline),
             "events": self._events(of_pipeline),
         }
 
@@ -97,7 +101,7 @@ class Views:
         The verdict is None until the run is judged.
         """
         of_run = [("run_id", "=", run_id)]
-        verdict = _first(self._verdicts(of_run))
+        verdict = self._verdict_of(run_id)
         run = _first(self._runs(of_run))
         known = verdict or run
         if known is None:
@@ -107,7 +111,11 @@ class Views:
         if verdict is not None:
             ratios = _ratios(verdict["ratios"])
             bounds = _bounds(verdict["bounds"])
-        differences = self._tables.rows(ControlTable.DIFFERENCES, of_run)
+        differences = []
+        if verdict is not None:
+            # Those of this judgement: the run may have been judged before, or a judge may have been killed.
+            found = self._tables.rows(ControlTable.DIFFERENCES, of_run)
+            differences = [row for row in found if row["found_at"] == verdict["judged_at"]]
         differences.sort(key=_unexplained_first)
         return {
             "now": self._now,
@@ -128,20 +136,18 @@ class Views:
 
     def data_docs(self, run_id: str) -> str:
         """Where the run's Data Docs are, as its verdict says; empty if it has none."""
-        verdict = _first(self._verdicts([("run_id", "=", run_id)]))
+        verdict = self._verdict_of(run_id)
         if verdict is None:
             return ""
         return str(verdict["data_docs"] or "")
 
     def _pipeline(
-        self, desired: PipelineRow, rollout: Rollout, shards: Iterable[Row], verdicts: Iterable[Row]
+        self, desired: PipelineRow, rollout: Rollout, shards: Iterable[Row], newest: Row | None
     ) -> Row:
-        """The active version, with the newest of its verdicts."""
-        newest = None
-        for row in verdicts:
-            if row["pipeline"] == desired.pipeline and row["version"] == desired.version:
-                newest = row
-                break
+        """The active version.
+
+        :param newest: the newest of its verdicts
+        """
         own = [shard for shard in shards if shard["pipeline"] == desired.pipeline and shard["current"]]
         lag = None
         if own:
@@ -248,8 +254,35 @@ class Views:
         return age_seconds(datetime.fromtimestamp(watermark_ms / 1000, UTC), self._now)
 
     def _verdicts(self, where: Iterable[Condition] = ()) -> list[Row]:
-        """The newest first; of a run that was judged again, the last judgement."""
-        return _judged_last(self._tables.rows(ControlTable.VERDICTS, where))
+        """The newest ones to show, the newest first; of a run that was judged again, the last judgement."""
+        many = SHOWN_VERDICTS * _ROWS_OF_A_RUN
+        newest = self._tables.newest(ControlTable.VERDICTS, "judged_at", many, where)
+        return _judged_last(newest.to_pylist())[:SHOWN_VERDICTS]
+
+    def _verdict_of(self, run_id: str) -> Row | None:
+        """The last judgement of a run; None if it was not judged."""
+        return _first(_judged_last(self._tables.rows(ControlTable.VERDICTS, [("run_id", "=", run_id)])))
+
+    def _of_active_versions(self, pipelines: Iterable[PipelineRow]) -> dict[str, Row]:
+        """By pipeline, the newest verdict of its active version.
+
+        There are very many verdicts after months, so that the instants say which of them are read whole.
+        """
+        active = {(row.pipeline, row.version) for row in pipelines}
+        if not active:
+            return {}
+        table = self._tables.newest_version(ControlTable.VERDICTS)
+        names = sorted({name for name, _ in active})
+        judged = table.read([("pipeline", "in", names)], ["pipeline", "version", "judged_at"])
+        newest = judged.group_by(["pipeline", "version"]).aggregate([("judged_at", "max")])
+        wanted: list[list[Condition]] = []
+        for row in newest.to_pylist():
+            name, version, at = row["pipeline"], row["version"], row["judged_at_max"]
+            if (name, version) in active and at is not None:
+                wanted.append([("pipeline", "=", name), ("version", "=", version), ("judged_at", "=", at)])
+        if not wanted:
+            return {}
+        return {row["pipeline"]: row for row in _judged_last(table.read(any_of=wanted).to_pylist())}
 
     def _trends(self, name: str) -> list[Row]:
         """What the verdicts of the newest versions come to, the newest version first."""
@@ -261,13 +294,15 @@ class Views:
         return rows
 
     def _runs(self, where: Iterable[Condition]) -> list[Row]:
-        """The newest first; of a run with several attempts, the last row."""
-        rows = self._tables.rows(ControlTable.RUNS, where)
+        """The newest ones to show, the newest first; of a run with several attempts, the last row."""
+        many = SHOWN_VERDICTS * _ROWS_OF_A_RUN
+        rows = self._tables.newest(ControlTable.RUNS, "started_at", many, where).to_pylist()
         rows.sort(key=lambda row: row["finished_at"] or row["started_at"])
         newest: dict[str, Row] = {}
         for row in rows:
             newest[row["run_id"]] = row
-        return sorted(newest.values(), key=lambda row: row["started_at"], reverse=True)
+        found = sorted(newest.values(), key=lambda row: row["started_at"], reverse=True)
+        return found[:SHOWN_VERDICTS]
 
     def _events(self, where: Iterable[Condition] = ()) -> list[Row]:
         recent = ("at", ">=", self._now - EVENTS_AGE)

@@ -6,15 +6,18 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 from urllib.parse import urljoin
 
+import pyarrow as pa
 import pytest
 import support.airflow_home  # noqa: F401 - before Airflow
 from support.fleet_sample import (
     FAILED_RUN,
+    JUDGED_AT,
     RUN,
     desired,
     difference,
@@ -33,7 +36,7 @@ from hindcast.leases.delta_store import LeaseTable
 from hindcast.settings import Settings
 from hindcast.shards.pipeline_row import InactiveState, InactiveVersion
 from hindcast.shards.version_changes import Versions
-from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.control_tables import ControlTables, TableVersion
 from hindcast.tables.event_log import EventKind, EventLog
 from hindcast.tables.run_states import BadEnd, close_run
 from hindcast.tables.table_names import ControlTable
@@ -226,6 +229,41 @@ def test_a_verdict_shows_its_bounds(viewer: TestClient, settings: Settings) -> N
     assert '<td class="n">3.5e-09</td><td class="n">1e-06</td><td class="n">0</td>' in text
     ControlTables(settings).append(ControlTable.VERDICTS, [verdict("old", bounds=None)])
     assert "<h2>Bounds</h2>" not in viewer.get("verdicts/old").text
+
+
+def test_a_verdict_shows_the_rows_of_its_own_judgement(viewer: TestClient, settings: Settings) -> None:
+    """The run was judged before, with a smaller tolerance; then it passed."""
+    tables = ControlTables(settings)
+    tables.append(ControlTable.VERDICTS, [verdict("twice", judged_at=JUDGED_AT - timedelta(hours=1))])
+    tables.append(ControlTable.DIFFERENCES, [difference("twice", found_at=JUDGED_AT - timedelta(hours=1))])
+    assert "NVDA" in viewer.get("verdicts/twice").text
+    tables.append(ControlTable.VERDICTS, [verdict("twice")])
+    assert "NVDA" not in viewer.get("verdicts/twice").text
+
+
+def test_pages_read_few_of_many_verdicts(
+    viewer: TestClient, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There are tens of thousands after months, and a page asks again each ten seconds."""
+    at = JUDGED_AT - timedelta(days=1)
+    tables = ControlTables(settings)
+    times = [at - timedelta(hours=number) for number in range(200)]
+    tables.append(ControlTable.VERDICTS, [verdict(f"old-{time}", judged_at=time) for time in times])
+    tables.append(ControlTable.RUNS, [run(f"old-{time}", started_at=time) for time in times])
+    whole: list[int] = []
+    read = TableVersion.read
+
+    def counted(self: TableVersion, *given: Any, **named: Any) -> pa.Table:
+        found = read(self, *given, **named)
+        if self.name in {ControlTable.VERDICTS, ControlTable.RUNS} and found.num_columns > 3:
+            whole.append(found.num_rows)
+        return found
+
+    monkeypatch.setattr(TableVersion, "read", counted)
+    for page in ("", "pipelines/stock_stats"):
+        assert "stock_stats" in viewer.get(page).text
+    assert whole
+    assert max(whole) <= 50
 
 
 def test_rows_beyond_a_bound_come_before_what_is_explained(settings: Settings) -> None:
