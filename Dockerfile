@@ -1,8 +1,9 @@
 # One image for every service of docker-compose.yaml: Airflow's, Spark's and Hindcast's own.
 
 FROM maven:3.9.9-eclipse-temurin-17 AS jars
-COPY include/hindcast_sandbox/poms/spark/pom.xml /build/pom.xml
-RUN mvn --batch-mode --quiet --file /build/pom.xml dependency:copy-dependencies -DoutputDirectory=/jars
+COPY include/hindcast_sandbox/poms /poms
+RUN mvn --batch-mode --quiet --file /poms/spark/pom.xml dependency:copy-dependencies -DoutputDirectory=/jars/spark \
+    && mvn --batch-mode --quiet --file /poms/s3/pom.xml dependency:copy-dependencies -DoutputDirectory=/jars/s3
 
 FROM python:3.11.13-slim-bookworm
 # Spark runs on the Java runtime; procps gives its launch scripts `ps`.
@@ -14,7 +15,7 @@ RUN apt-get update \
 COPY requirements.txt /opt/hindcast/
 RUN pip install --no-cache-dir --requirement /opt/hindcast/requirements.txt
 
-COPY --from=jars /jars /opt/hindcast/jars/spark
+COPY --from=jars /jars /opt/hindcast/jars
 COPY pyproject.toml /opt/hindcast/
 COPY LICENSE /opt/hindcast/
 COPY include /opt/hindcast/include

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from hindcast.errors import BadInputError
@@ -18,6 +19,8 @@ from hindcast.settings import SECRET, Settings
 
 #: Where pods have ``HINDCAST_HOME``.
 HOME = "/var/lib/hindcast"
+#: Where pods have the files that settings name, such as certificates.
+FILES = "/run/hindcast"
 #: Places on the machine that renders a manifest.
 _OF_THIS_MACHINE = frozenset({"home", "jars_dir", "pipelines_dir"})
 _USER = 10001
@@ -33,14 +36,17 @@ class Pod:
     """What the pods of a manifest have.
 
     ``secret``: the name of a secret whose keys are variables, such as ``HINDCAST_KAFKA_PASSWORD``; empty for
-    none. ``claim``: the name of a volume claim that all pods may mount at once, for tables that stand in no
-    store; empty for none. ``memory`` and ``cpus`` are Kubernetes' quantities.
+    none. ``files``: the name of a secret whose keys are the names of the files that settings such as
+    ``HINDCAST_KAFKA_CA_FILE`` name; empty for none. ``claim``: the name of a volume claim that all pods may
+    mount at once, for tables that stand in no store; empty for none. ``memory`` and ``cpus`` are Kubernetes'
+    quantities.
     """
 
     image: str
     name: str = "hindcast"
     namespace: str = ""
     secret: str = ""
+    files: str = ""
     claim: str = ""
     memory: str = "3Gi"
     cpus: str = "2"
@@ -51,7 +57,7 @@ def workers(settings: Settings, pod: Pod) -> Manifest:
 
     A worker that finds no free slot ends, so no pod is added before another has ended.
 
-    :raises BadInputError: if pods would not find the tables, or would lack a secret
+    :raises BadInputError: if pods would not find the tables or a file, or would lack a secret
     """
     labels = {"app.kubernetes.io/name": pod.name, "app.kubernetes.io/component": "worker"}
     template = _template(settings, pod, ["hindcast", "worker"], labels)
@@ -144,10 +150,11 @@ def _shared(settings: Settings, pod: Pod) -> list[Manifest]:
 def variables(settings: Settings, pod: Pod) -> dict[str, str]:
     """The settings that pods get, as variables: those that differ from the defaults.
 
-    :raises BadInputError: if pods would not find the tables, or would lack a secret
+    :raises BadInputError: if pods would not find the tables or a file, or would lack a secret
     """
     secrets = []
     found = {}
+    files = {}
     given = settings.environment()
     for name, field in Settings.model_fields.items():
         variable = f"HINDCAST_{name.upper()}"
@@ -156,6 +163,8 @@ def variables(settings: Settings, pod: Pod) -> dict[str, str]:
             continue
         if name in SECRET:
             secrets.append(variable)
+        elif isinstance(getattr(settings, name), Path):
+            files[variable] = getattr(settings, name)
         else:
             found[variable] = given[variable]
     if secrets and not pod.secret:
@@ -163,25 +172,43 @@ def variables(settings: Settings, pod: Pod) -> dict[str, str]:
         cure = "Make a secret with it (`kubectl create secret generic`), and name that: `--secret NAME`."
         raise BadInputError(problem=f"{names} may be secret, so no manifest has it", cure=cure)
     _check_places(settings, pod)
+    _check_files(files, pod)
+    for variable, path in files.items():
+        found[variable] = f"{FILES}/{path.name}"
     found["HINDCAST_HOME"] = HOME
     found["HINDCAST_WORKERS"] = str(settings.workers)
     return dict(sorted(found.items()))
 
 
 def _check_places(settings: Settings, pod: Pod) -> None:
-    for name in ("tables_url", "checkpoints_url"):
+    for name in ("tables_url", "checkpoints_url", "scratch_url"):
         url = getattr(settings, name)
         variable = f"HINDCAST_{name.upper()}"
-        if "://" in url:
+        if "://" in url or (pod.claim and url.startswith(f"{HOME}/")):
             continue
         if url:
             problem = f"{variable}={url} is a path of this machine"
             cure = "Name a folder of a store that all pods reach, or leave it out and name a --claim."
             raise BadInputError(problem=problem, cure=cure)
-        if not pod.claim:
+        if not pod.claim and name != "scratch_url":
             problem = f"Without {variable} each pod would have tables or checkpoints of its own"
             cure = "Name a folder of a store, or a --claim that all pods may mount at once (ReadWriteMany)."
             raise BadInputError(problem=problem, cure=cure)
+
+
+def _check_files(files: Mapping[str, Path], pod: Pod) -> None:
+    """Each file is a key of one secret, so their names differ."""
+    if not files:
+        return
+    named = " and ".join(f"{variable}={path}" for variable, path in files.items())
+    if len({path.name for path in files.values()}) < len(files):
+        problem = f"{named} would be one file in a pod"
+        raise BadInputError(problem=problem, cure="Give the files names of their own.")
+    if not pod.files:
+        keys = " ".join(f"--from-file={path}" for path in files.values())
+        made = f"kubectl create secret generic NAME {keys}"
+        cure = f"Make a secret of it (`{made}`), and name that: `--files NAME`."
+        raise BadInputError(problem=f"{named} is on this machine, where no pod finds it", cure=cure)
 
 
 def _starts_executors(settings: Settings) -> bool:
@@ -196,6 +223,14 @@ def _template(
         sources.append({"secretRef": {"name": pod.secret}})
     # Executors reach their driver by the pod's address: nothing resolves its name.
     address = {"name": "SPARK_LOCAL_HOSTNAME", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}
+    mounts: list[dict[str, Any]] = [
+        {"name": "home", "mountPath": HOME},
+        {"name": "tmp", "mountPath": "/tmp"},  # noqa: S108 - of the pod
+    ]
+    volumes: list[dict[str, Any]] = [{"name": "tmp", "emptyDir": {}}]
+    if pod.files:
+        mounts.append({"name": "files", "mountPath": FILES, "readOnly": True})
+        volumes.append({"name": "files", "secret": {"secretName": pod.files}})
     container = {
         "name": "hindcast",
         "image": pod.image,
@@ -208,7 +243,7 @@ def _template(
             "capabilities": {"drop": ["ALL"]},
             "readOnlyRootFilesystem": True,
         },
-        "volumeMounts": [{"name": "home", "mountPath": HOME}, {"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - of the pod
+        "volumeMounts": mounts,
     }
     home: dict[str, Any] = {"name": "home", "emptyDir": {}}
     if pod.claim:
@@ -223,7 +258,7 @@ def _template(
             "fsGroup": _USER,
             "seccompProfile": {"type": "RuntimeDefault"},
         },
-        "volumes": [home, {"name": "tmp", "emptyDir": {}}],
+        "volumes": [home, *volumes],
     }
     if _starts_executors(settings):
         spec["serviceAccountName"] = f"{pod.name}-driver"

@@ -18,6 +18,8 @@ import yaml
 from hindcast.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
+#: What Maven brings into the image.
+JARS = {"jars/spark"}
 INTERPOLATION = re.compile(r"(?<!\$)\$\{(?P<name>[A-Z_]+)(?P<rule>:[-?])?(?P<rest>[^}]*)\}")
 #: Services that have no health to ask for, and why.
 WITHOUT_HEALTHCHECK = {"airflow-init": "runs once", "hindcast-worker": "its lease is its health"}
@@ -178,6 +180,17 @@ def test_base_images_are_pinned() -> None:
     assert all(re.fullmatch(r"[a-z]+:\d+\.\d+\.\d+[a-z0-9.-]*", base) for base in bases)
 
 
+@pytest.mark.parametrize("jars", ["spark", "s3"])
+def test_the_image_has_the_jars_of_spark_and_of_a_store(jars: str) -> None:
+    """Nothing can fetch them in a container: it has no Maven, and cannot write its own root."""
+    image = (ROOT / "Dockerfile").read_text()
+    assert (ROOT / "include" / "hindcast_sandbox" / "poms" / jars / "pom.xml").exists()
+    assert f"--file /poms/{jars}/pom.xml dependency:copy-dependencies -DoutputDirectory=/jars/{jars}" in image
+    assert "COPY --from=jars /jars /opt/hindcast/jars" in image
+    settings = Settings(jars_dir=Path(SERVICES["hindcast-worker"]["environment"]["HINDCAST_JARS_DIR"]))
+    assert str(settings.s3_jars_dir) == "/opt/hindcast/jars/s3"
+
+
 def test_own_image_has_the_project_s_version() -> None:
     """The image is tagged with the version in pyproject.toml."""
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -255,9 +268,9 @@ def test_the_image_has_what_the_services_name() -> None:
     named = {
         match for body in SERVICES.values() for match in re.findall(r"/opt/hindcast/([\w/.]+)", str(body))
     }
-    missing = [path for path in named if path.split("/")[0] not in copied and path != "jars/spark"]
+    missing = [path for path in named if path.split("/")[0] not in copied and path not in JARS]
     assert missing == []
-    assert all((ROOT / path).exists() for path in named - {"jars/spark"})
+    assert all((ROOT / path).exists() for path in named - JARS)
 
 
 @pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not installed")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -74,6 +75,28 @@ def test_what_may_be_secret_comes_from_a_secret_alone(settings: Settings) -> Non
     assert {"secretRef": {"name": "lake"}} in container["envFrom"]
 
 
+def test_the_files_that_settings_name_come_from_a_secret_too(settings: Settings) -> None:
+    """A pod reads them where the secret is mounted. Without one the command says how to make it."""
+    own = in_a_store(
+        settings, kafka_ca_file=Path("/etc/ssl/ca.pem"), kafka_key_file=Path("/etc/kafka/key.pem")
+    )
+    with pytest.raises(
+        BadInputError, match=r"--from-file=/etc/ssl/ca.pem --from-file=/etc/kafka/key.pem.*--files"
+    ):
+        kubernetes.workers(own, Pod("hindcast:1"))
+    found = objects(kubernetes.workers(own, Pod("hindcast:1", files="certificates")))
+    data = found["ConfigMap"]["data"]
+    assert data["HINDCAST_KAFKA_CA_FILE"] == "/run/hindcast/ca.pem"
+    assert data["HINDCAST_KAFKA_KEY_FILE"] == "/run/hindcast/key.pem"
+    pod = found["Deployment"]["spec"]["template"]["spec"]
+    assert {"name": "files", "secret": {"secretName": "certificates"}} in pod["volumes"]
+    mounted = {"name": "files", "mountPath": "/run/hindcast", "readOnly": True}
+    assert mounted in pod["containers"][0]["volumeMounts"]
+    same = in_a_store(settings, kafka_ca_file=Path("/a/x.pem"), kafka_key_file=Path("/b/x.pem"))
+    with pytest.raises(BadInputError, match="one file in a pod"):
+        kubernetes.workers(same, Pod("hindcast:1", files="certificates"))
+
+
 def test_tables_of_each_pods_own_are_refused(settings: Settings) -> None:
     """They stand in a store, or on a volume that all pods mount."""
     with pytest.raises(BadInputError, match=r"Without HINDCAST_TABLES_URL .*--claim"):
@@ -81,6 +104,11 @@ def test_tables_of_each_pods_own_are_refused(settings: Settings) -> None:
     local = in_a_store(settings, tables_url="/mnt/lake")
     with pytest.raises(BadInputError, match=r"HINDCAST_TABLES_URL=/mnt/lake is a path of this machine"):
         kubernetes.workers(local, Pod("hindcast:1", claim="lake"))
+    scratch = in_a_store(settings, scratch_url="/mnt/scratch")
+    with pytest.raises(BadInputError, match=r"HINDCAST_SCRATCH_URL=/mnt/scratch is a path of this machine"):
+        kubernetes.workers(scratch, Pod("hindcast:1", claim="lake"))
+    on_claim = in_a_store(settings, scratch_url="/var/lib/hindcast/scratch")
+    kubernetes.workers(on_claim, Pod("hindcast:1", claim="lake"))
     volumes = objects(kubernetes.workers(settings, Pod("hindcast:1", claim="lake")))["Deployment"]["spec"][
         "template"
     ]["spec"]["volumes"]

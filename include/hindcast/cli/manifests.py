@@ -18,6 +18,10 @@ _NamespaceOption = Annotated[str, typer.Option("--namespace", help="theirs; kube
 _SecretOption = Annotated[
     str, typer.Option("--secret", help="a secret whose keys are variables, e.g. HINDCAST_KAFKA_PASSWORD")
 ]
+_FilesOption = Annotated[
+    str,
+    typer.Option("--files", help="a secret whose keys are the files that settings name, e.g. certificates"),
+]
 _ClaimOption = Annotated[
     str, typer.Option("--claim", help="a volume claim for HINDCAST_HOME that all pods may mount at once")
 ]
@@ -31,6 +35,7 @@ def workers(
     name: _NameOption = Pod.name,
     namespace: _NamespaceOption = "",
     secret: _SecretOption = "",
+    files: _FilesOption = "",
     claim: _ClaimOption = "",
     memory: _MemoryOption = Pod.memory,
     cpus: _CpusOption = Pod.cpus,
@@ -39,7 +44,7 @@ def workers(
     from hindcast import kubernetes
     from hindcast.settings import Settings
 
-    pod = Pod(image, name, namespace, secret, claim, memory, cpus)
+    pod = Pod(image, name, namespace, secret, files, claim, memory, cpus)
     print(json.dumps(kubernetes.workers(Settings(), pod), indent=2))
 
 
@@ -53,6 +58,7 @@ def job(
     name: _NameOption = Pod.name,
     namespace: _NamespaceOption = "",
     secret: _SecretOption = "",
+    files: _FilesOption = "",
     claim: _ClaimOption = "",
     memory: _MemoryOption = Pod.memory,
     cpus: _CpusOption = Pod.cpus,
@@ -61,6 +67,6 @@ def job(
     from hindcast import kubernetes
     from hindcast.settings import Settings
 
-    pod = Pod(image, name, namespace, secret, claim, memory, cpus)
+    pod = Pod(image, name, namespace, secret, files, claim, memory, cpus)
     run = run or uuid.uuid4().hex[:8]
     print(json.dumps(kubernetes.job(Settings(), pod, run, command or []), indent=2))
