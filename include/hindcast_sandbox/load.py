@@ -52,7 +52,10 @@ _log = structlog.get_logger(__name__)
 
 
 class LoadState(StrEnum):
+    """``waiting``: it makes no more rows, and waits until the broker has acknowledged those in flight."""
+
     SENDING = "sending"
+    WAITING = "waiting"
     FINISHED = "finished"
     FAILED = "failed"
 
@@ -228,38 +231,57 @@ class Load:
         self._progress = progress
         self._clock = clock or SystemClock()
         self._stop = threading.Event()
+        self._given_up = threading.Event()
+        self._given = 0
         self._lock = threading.Lock()
         self._noted = 0.0
         self.report = LoadReport(topic=topic, seed=seed, rows_per_second=rows_per_second)
 
     def stop(self) -> None:
-        """End after the present row, wait for the rows in flight, write the report."""
+        """End after the present row, wait for the rows in flight, write the report. A call while it waits
+        gives those rows up.
+        """
+        if self.stopping:
+            self._given_up.set()
         self._stop.set()
+
+    @property
+    def stopping(self) -> bool:
+        """True once no more rows are made."""
+        return self._stop.is_set()
+
+    @property
+    def in_flight(self) -> int:
+        """Rows that the client has, and that the broker has not acknowledged."""
+        return self._given - self.report.sent
 
     def run(self) -> LoadReport:
         """Send until stopped; returns the final report.
 
         :raises BrokerUnavailableError: if no broker answers at the start
-        :raises ServiceError: if a row could not be sent; the report then says ``failed`` and counts what
-            did arrive
+        :raises ServiceError: if a row could not be sent, or was given up; the report then says ``failed``
+            and counts what did arrive
         """
-        from kafka.errors import KafkaError
+        from kafka.errors import KafkaError, KafkaTimeoutError
 
         self._make_topics()
         started = self._clock.now()
         self.report.started_at = started.isoformat()
         self.report.write(self._path)
         producer = self._connect()
-        given = 0
         try:
-            given = self._send_all(producer, started)
-            producer.flush()
+            self._send_all(producer, started)
+            self._wait_for_rows_in_flight(producer)
         except (KafkaError, OSError) as error:
             self._fail(error)
         finally:
-            producer.close(timeout=_CLOSE_SECONDS)
-        if not self.report.error and self.report.sent != given:
-            self._fail(RuntimeError(f"{given} rows were sent and {self.report.sent} acknowledged"))
+            seconds = _CLOSE_SECONDS
+            if self._given_up.is_set():
+                seconds = 0
+            with suppress(KafkaTimeoutError):  # rows that were given up are still there
+                producer.close(timeout=seconds)
+        if not self.report.error and self.in_flight:
+            self._fail(RuntimeError(f"{self._given} rows were sent and {self.report.sent} acknowledged"))
         self.report.state = LoadState.FINISHED
         if self.report.error:
             self.report.state = LoadState.FAILED
@@ -292,11 +314,8 @@ class Load:
             allow_auto_create_topics=False,
         )
 
-    def _send_all(self, producer: Any, started: datetime) -> int:
-        """Returns how many rows the producer got.
-
-        Row i is sent at the start + i / rate: after a delay the load catches up.
-        """
+    def _send_all(self, producer: Any, started: datetime) -> None:
+        """Send row i at the start + i / rate: after a delay the load catches up."""
         partition_counts: dict[str, int] = {}
         first_numbers: dict[str, int] = {}
         for number, (name, topic) in enumerate(self.topics.items()):
@@ -308,20 +327,37 @@ class Load:
         end = float("inf")
         if self._seconds is not None:
             end = began + self._seconds
-        given = 0
         records = self._generator.make(self.report.seed, self.report.rows_per_second, started)
         for record in records:
-            if given == self._rows or not self._wait(began + record.due_seconds, end):
+            if self._given == self._rows or not self._wait(began + record.due_seconds, end):
                 break
             topic = self.topics[record.topic]
             partition = None
             if record.key is not None:
                 partition = hash_of(record.key) % partition_counts[record.topic]
             future = producer.send(topic, value=record.value, key=record.key, partition=partition)
-            given += 1
+            self._given += 1
             future.add_callback(self._acknowledge, record, first_numbers[record.topic])
             future.add_errback(self._fail)
-        return given
+
+    def _wait_for_rows_in_flight(self, producer: Any) -> None:
+        """Wait until each row is acknowledged or lost, and write the report each second; less if the load
+        gives up.
+        """
+        from kafka.errors import KafkaTimeoutError
+
+        self._stop.set()
+        self.report.state = LoadState.WAITING
+        self._note()
+        while not self._given_up.is_set():
+            try:
+                producer.flush(timeout=_REPORT_SECONDS)
+            except KafkaTimeoutError:
+                self._note()
+            else:
+                return
+        problem = f"{self.in_flight} rows were given up that the broker had not acknowledged"
+        self._fail(RuntimeError(problem))
 
     def _wait(self, due: float, end: float) -> bool:
         """Wait until the row is due, and write the report each second; False if the load ends before."""
@@ -380,7 +416,9 @@ def _remembered_hash() -> Callable[[bytes], int]:
 
 @contextmanager
 def stopped_by_signals(load: Load) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the load well: it waits for the rows in flight and writes the report."""
+    """SIGTERM and Ctrl-C end the load well: it waits for the rows in flight and writes the report. The second
+    one gives those rows up.
+    """
 
     def stop(_number: int, _frame: FrameType | None) -> None:
         load.stop()

@@ -215,6 +215,40 @@ def test_a_broker_that_dies_and_comes_back_loses_no_row(settings: Settings) -> N
         brokers.stop(settings)
 
 
+def test_a_load_whose_broker_is_gone_ends_at_the_second_signal(settings: Settings) -> None:
+    """The first Ctrl-C waits for the rows in flight, the second gives them up: the report counts what was
+    acknowledged before.
+    """
+    jars.fetch(settings)
+    service = brokers.start(settings)
+    topic = "without-a-broker"
+    path = report_path(settings, topic)
+    environment = {
+        **basic_environment(),
+        **settings.model_copy(update={"bootstrap_servers": brokers.address(service)}).environment(),
+    }
+    command = [sys.executable, "-m", "hindcast_sandbox.load", "--topic", topic, "--generator", "trades"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_until(lambda: path.exists() and LoadReport.read(path).sent >= 2000, 60, "2000 rows are sent")
+        os.kill(service.pid, signal.SIGKILL)
+        acknowledged = LoadReport.read(path).sent
+        os.kill(process.pid, signal.SIGINT)
+        wait_until(lambda: LoadReport.read(path).state is LoadState.WAITING, 60, "it waits for the rows")
+        assert process.poll() is None
+        os.kill(process.pid, signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+        assert "were given up" in errors
+        assert process.returncode == ServiceError.exit_code
+    finally:
+        process.kill()
+        process.wait()
+        brokers.stop(settings)
+    report = LoadReport.read(path)
+    assert report.state is LoadState.FAILED
+    assert report.sent >= acknowledged
+
+
 def test_a_lost_row_is_never_counted_and_fails_loudly(
     broker: Broker, topic: str, settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

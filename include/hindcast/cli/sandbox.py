@@ -190,7 +190,10 @@ def load(
         def show_progress(report: loads.LoadReport) -> None:
             topics = ", ".join(run.topics.values())
             counts = f"{report.late:,} late, {report.poison_total:,} poison"
-            line.update(f"{report.sent:,} rows sent to {topics}: {counts}")
+            shown = f"{report.sent:,} rows sent to {topics}: {counts}; {run.in_flight:,} wait for the broker"
+            if run.stopping:
+                shown += ". Ctrl-C gives these up"
+            line.update(shown)
 
         run = loads.Load(
             servers,
