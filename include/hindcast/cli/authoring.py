@@ -141,7 +141,11 @@ def try_on_samples(
         hindcast.catalog.versions(name)
     chosen = [one for one in hindcast.catalog.every() if not names or one.name in names]
     spark = build(hindcast.settings, "hindcast-test", cpus="local[2]", options=QUICK_COMPILER)
-    found = list(try_pipelines(spark, chosen, batches=batches, rows=rows, seed=seed))
+    spark.sparkContext.setLogLevel("ERROR")  # Spark warns of what a trial does on purpose
+    found = []
+    for row in try_pipelines(spark, chosen, batches=batches, rows=rows, seed=seed):
+        found.append(row)
+        print(f"{len(found)} of {len(chosen)}: {row['pipeline']} is {row['state']}", file=sys.stderr)
     empty = f"There are no pipelines in {hindcast.settings.pipelines_dir}."
     Output(output, wide=wide).rows(found, TRIALS, empty)
     different = [row["pipeline"] for row in found if row["state"] == DIFFERENT]

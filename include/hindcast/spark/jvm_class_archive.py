@@ -62,6 +62,12 @@ def make(settings: Settings, say: Callable[[str], None] = print) -> None:
     place = session.class_archive(settings)
     if place.exists() or not os.access(place.parent, os.W_OK):
         return
+    if _has_spark_conf():
+        say(
+            "Spark's classes are not archived: a JVM shares none beside a folder with files, and "
+            "SPARK_CONF_DIR names one. Sessions are only slower to start."
+        )
+        return
     say("Archiving Spark's classes, so that each session starts sooner: about a minute, once ...")
     with tempfile.TemporaryDirectory(prefix="hindcast-practice-") as folder:
         draft = Path(folder) / "classes.jsa"
@@ -70,6 +76,12 @@ def make(settings: Settings, say: Callable[[str], None] = print) -> None:
             old.unlink()
         shutil.copyfile(draft, place.with_suffix(".draft"))
         place.with_suffix(".draft").rename(place)
+
+
+def _has_spark_conf() -> bool:
+    """Whether Spark puts a folder with files into the class path, which class-data sharing refuses."""
+    folder = os.environ.get("SPARK_CONF_DIR")
+    return bool(folder) and Path(str(folder)).is_dir() and any(Path(str(folder)).iterdir())
 
 
 def _run_practice(settings: Settings, home: Path, draft: Path) -> None:
@@ -156,9 +168,14 @@ def _stream(spark: SparkSession, one: Pipeline, rows: DataFrame, folder: Path) -
 
 
 def _practise(draft: str) -> None:
-    """Rehearse, then end in order: only then does the JVM write its archive."""
+    """Rehearse, then end in order: only then does the JVM write its archive.
+
+    It warns of a thousand classes that it leaves out, and its errors say why there is no archive.
+    """
     settings = Settings()
-    options = f'{session.QUICK_COMPILER} "-XX:ArchiveClassesAtExit={draft}" -Xlog:cds=off'
+    options = (
+        f'{session.QUICK_COMPILER} "-XX:ArchiveClassesAtExit={draft}" -Xlog:cds=off -Xlog:cds=error:stderr'
+    )
     spark = session.build(settings, "practice", options=options)
     with tempfile.TemporaryDirectory(dir=settings.home) as folder:
         rehearse(spark, Path(folder))
@@ -166,7 +183,9 @@ def _practise(draft: str) -> None:
     spark.stop()
     gateway.shutdown()
     gateway.proc.stdin.close()  # a JVM that Python has started ends by this
-    gateway.proc.wait(TIMEOUT_SECONDS)
+    code = gateway.proc.wait(TIMEOUT_SECONDS)
+    if code != 0:
+        sys.exit(f"the JVM ended with {code}")
 
 
 if __name__ == "__main__":

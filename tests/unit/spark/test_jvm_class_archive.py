@@ -82,6 +82,25 @@ def test_a_practice_session_that_breaks_leaves_nothing(
 
 
 @pytest.mark.usefixtures("java")
+def test_beside_a_folder_of_settings_there_is_no_archive(
+    own: Settings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Class-data sharing refuses a class path with a folder that has files. So nobody waits a minute for it."""
+    folder = tmp_path / "conf"
+    folder.mkdir()
+    monkeypatch.setenv("SPARK_CONF_DIR", str(folder))
+    (folder / "spark-defaults.conf").write_text("")
+    practice_that(monkeypatch, 0, "new")
+    said: list[str] = []
+    jvm_class_archive.make(own, said.append)
+    assert not list(own.spark_jars_dir.iterdir())
+    assert "SPARK_CONF_DIR" in said[0]
+    (folder / "spark-defaults.conf").unlink()
+    jvm_class_archive.make(own, said.append)
+    assert len(list(own.spark_jars_dir.iterdir())) == 1
+
+
+@pytest.mark.usefixtures("java")
 def test_it_practises_on_this_machine_alone(own: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever cluster, store and settings of Spark the deployment has: they change no class, and a practice
     with them would need them to be there.
