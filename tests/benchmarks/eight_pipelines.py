@@ -13,7 +13,6 @@ The last line is one JSON object.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -25,7 +24,7 @@ import psutil
 from benchmarks.speed.install import install
 from benchmarks.speed.jobs import WINDOWS
 from benchmarks.speed.measure import Commit, commits_of_ledger, latencies, records_in
-from benchmarks.speed.run import create_topic, measured_samples, sender
+from benchmarks.speed.run import create_topic, measured_samples, report_of, sender
 from benchmarks.speed.workload import Workload
 from support.benchmark_figures import Figure, percentile, print_figures
 from support.benchmark_home import benchmark_home, memory_bytes
@@ -72,20 +71,13 @@ def measure(settings: Settings, count: int, rate: float, warm_up: float, seconds
     start_ms = int(start * 1000)
     file = settings.home / "load"
     load.encode(file, start_ms)
-    sending = sender(settings, names, file, load, start)
-    try:
+    with sender(settings, names, file, load, start) as sending:
         time.sleep(max(start + warm_up - time.time(), 0.0))  # until it is warm
         memory = []
         while time.time() < start + load.seconds:
             memory.append(memory_bytes(_processes(settings.home)))
             time.sleep(_LOOK_SECONDS)  # between two looks
-        said, _ = sending.communicate()
-    finally:
-        sending.kill()
-        sending.wait()
-    if sending.returncode:
-        raise SystemExit(f"The load ended with {sending.returncode}.")
-    samples = json.loads(said)["samples"]
+        samples = report_of(sending)["samples"]
     found: list[float] = []
     for name in names:
         wait_until(

@@ -55,18 +55,14 @@ def measure(settings: Settings, folder: Path, batches: int) -> Iterator[Figure]:
     create_topic(settings.bootstrap_servers, topic, load.partitions)
     side = Ours(settings, topic, folder)
     file = folder.with_suffix(".load")
-    sending = None
     try:
         side.start()
         start = time.time() + load.rows * 12e-6 + _LEAD_SECONDS
         start_ms = int(start * 1000)
         load.encode(file, start_ms)
-        sending = sender(settings, [topic], file, load, start)
-        commits, memory = _watch(side, sending, batches)
+        with sender(settings, [topic], file, load, start) as sending:
+            commits, memory = _watch(side, sending, batches)
     finally:
-        if sending is not None:
-            sending.kill()
-            sending.wait()
         side.end()
         file.unlink(missing_ok=True)
     side.job.check(load, start_ms, side.rows())

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.speed.install import install
-from benchmarks.speed.run import create_topic, sender, wait_read
+from benchmarks.speed.run import create_topic, report_of, sender, wait_read
 from benchmarks.speed.sides import NAME, Ours
 from benchmarks.speed.workload import Workload
 from support.benchmark_figures import Figure, expect, print_figures
@@ -52,9 +52,8 @@ def consumed(settings: Settings, topic: str, rows: int, folder: Path) -> Ours:
     side = Ours(settings, topic, folder / topic)
     try:
         side.start()
-        sending = sender(settings, [topic], file, load, time.time())
-        sending.communicate()
-        expect(sending.returncode == 0, "the load is sent")
+        with sender(settings, [topic], file, load, time.time()) as sending:
+            report_of(sending)
         wait_read(side, load, _READ_SECONDS)
     finally:
         side.end()

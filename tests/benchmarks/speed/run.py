@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -52,29 +53,22 @@ def run_once(
     create_topic(settings.bootstrap_servers, topic, load.partitions)
     side = kind(settings, topic, folder, job)
     file = folder.with_suffix(".load")
-    sending = None
     try:
         side.start()
         began = time.time()
         start = began + load.rows * 12e-6 + _LEAD_SECONDS
         start_ms = int(start * 1000)
         load.encode(file, start_ms)
-        sending = sender(settings, [topic], file, load, start)
-        time.sleep(max(start + warm_up - time.time(), 0.0))  # until it is warm
-        before = cpu_seconds(side.processes)
-        time.sleep(max(start + load.seconds - time.time(), 0.0))  # what it uses meanwhile is measured
-        steady = cpu_seconds(side.processes)
-        said, _ = sending.communicate()
-        if sending.returncode:
-            raise SystemExit(f"The load ended with {sending.returncode}.")
-        report = json.loads(said)
+        with sender(settings, [topic], file, load, start) as sending:
+            time.sleep(max(start + warm_up - time.time(), 0.0))  # until it is warm
+            before = cpu_seconds(side.processes)
+            time.sleep(max(start + load.seconds - time.time(), 0.0))  # what it uses meanwhile is measured
+            steady = cpu_seconds(side.processes)
+            report = report_of(sending)
         wait_read(side, load)
         burst = cpu_seconds(side.processes) - steady
         commits = side.commits()
     finally:
-        if sending is not None:
-            sending.kill()
-            sending.wait()
         side.end()
         file.unlink(missing_ok=True)
     seconds = latencies(measured_samples(report["samples"][topic], load, start_ms, warm_up), commits)
@@ -110,17 +104,35 @@ def create_topic(servers: str, topic: str, partitions: int) -> None:
         admin.create_topics({topic: made}, wait_for_metadata=True)
 
 
+@contextmanager
 def sender(
     settings: Settings, topics: Sequence[str], file: Path, load: Workload, start: float
-) -> subprocess.Popen[bytes]:
-    """Start to send the load to each of the topics, at the rate to each."""
+) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that sends the load to each of the topics, at the rate to each. It ends with the context."""
     python = bench_folder(settings) / "bin" / "python"
     arguments = [str(python), str(_SEND), "--servers", settings.bootstrap_servers]
     for topic in topics:
         arguments += ["--topic", topic]
     arguments += ["--file", str(file), "--rate", str(load.rate), "--steady", str(load.steady)]
     arguments += ["--start", str(start)]
-    return subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    sending = subprocess.Popen(arguments, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        yield sending
+    finally:
+        sending.kill()
+        sending.wait()
+
+
+def report_of(sending: subprocess.Popen[bytes]) -> dict[str, Any]:
+    """What the sender says once all is sent: ``samples`` by topic, and ``behind_seconds``.
+
+    :raises SystemExit: if it breaks
+    """
+    said, _ = sending.communicate()
+    if sending.returncode:
+        raise SystemExit(f"The load ended with {sending.returncode}.")
+    report: dict[str, Any] = json.loads(said)
+    return report
 
 
 def measured_samples(
