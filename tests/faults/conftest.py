@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from support.aged_tables import age_ledger, age_sink
 from support.check_all_oracles import CheckAllOracles
-from support.fault_matrix import ROWS, Matrix, seed_of, shape_of
+from support.fault_matrix import ON_STORE, ROWS, Matrix, seed_of, shape_of
 from support.fleet import PARTITIONS, SHARDS, Worker, fleet_settings
 from support.live_stream import declare
 from support.raising_shape import raising
@@ -86,6 +86,11 @@ def pytest_configure(config: pytest.Config) -> None:
     if unknown := sorted(rows - ROWS.keys()):
         raise pytest.UsageError(
             f"--row: the matrix has no row {', '.join(unknown)}; it has {', '.join(ROWS)}"
+        )
+    if config.getoption("--store") and (local := sorted(rows - ON_STORE)):
+        raise pytest.UsageError(
+            f"--store: the faults of {', '.join(local)} reach into files of a local disk; "
+            f"with a store run {', '.join(sorted(ON_STORE))}"
         )
     lease_seconds = os.environ.get("TEST_LEASE_SECONDS")
     if config.getoption("--record") and lease_seconds != (
