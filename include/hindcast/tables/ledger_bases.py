@@ -30,7 +30,7 @@ from typing import Any, TypeVar
 from hindcast.delta.arrow_dataset import Condition
 from hindcast.partitions import AppShard
 from hindcast.tables.control_tables import ControlTables
-from hindcast.tables.fenced_sink import sink_end
+from hindcast.tables.fenced_sink import SinkEnd, sink_end
 from hindcast.tables.ledger import Ledger, LedgerRow, Undone
 from hindcast.tables.ledger_history import History, is_below
 from hindcast.tables.oldest_batches import HistoryBase, HistoryTooShortError, Place
@@ -60,14 +60,19 @@ def fenced_by(url: str, storage_options: dict[str, str], pipeline: str, version:
         end = sink_end(url, storage_options)
         if end is None:
             return {}
-        found = {}
-        for application, fence in end.fences.items():
-            app = AppShard.parse(application)
-            if app is not None and (app.pipeline, app.version) == (pipeline, version):
-                found[app.shard] = fence.batch
-        return found
+        return batches_in(end, pipeline, version)
 
     return fenced
+
+
+def batches_in(end: SinkEnd, pipeline: str, version: int) -> dict[str, int]:
+    """By shard of the version, the last batch that the sink has."""
+    found = {}
+    for application, fence in end.fences.items():
+        app = AppShard.parse(application)
+        if app is not None and (app.pipeline, app.version) == (pipeline, version):
+            found[app.shard] = fence.batch
+    return found
 
 
 _Answer = TypeVar("_Answer")

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F
 from hindcast.clock import utc_from_ms
 from hindcast.errors import TryLaterError
 from hindcast.installation import Installation
-from hindcast.partitions import AppShard, Offsets, offsets_to_json
+from hindcast.partitions import Offsets, offsets_to_json
 from hindcast.pipeline import Pipeline
 from hindcast.pipeline_checks import check_bounded_columns
 from hindcast.replay.inputs import read_ledger
@@ -38,6 +38,7 @@ from hindcast.spark.session import cached
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.event_log import EventKind, EventLog, Severity
 from hindcast.tables.fenced_sink import sink_end
+from hindcast.tables.ledger_bases import batches_in
 from hindcast.tables.ledger_history import History
 from hindcast.tables.table_names import ControlTable
 from hindcast.verdict.bounds import number
@@ -263,14 +264,13 @@ def _sink_version(installation: Installation, pipeline: Pipeline, history: Histo
     settings = installation.settings
     end = sink_end(settings.sink(pipeline), settings.storage_options)
     assert end is not None, "the history has a batch"
-    last = dict(history.base.shards) if history.base is not None else {}
+    last: dict[str, int] = {}
+    if history.base is not None:
+        last.update(history.base.shards)
     for row in history.rows:
         last[row.shard] = max(row.batch, last.get(row.shard, 0))
-    for application, fence in end.fences.items():
-        app = AppShard.parse(application)
-        if app is None or (app.pipeline, app.version) != (pipeline.name, pipeline.version):
-            continue
-        if fence.batch > last.get(app.shard, 0):
+    for shard, batch in batches_in(end, pipeline.name, pipeline.version).items():
+        if batch > last.get(shard, 0):
             reason = f"Version {pipeline.version} of {pipeline.name} has committed a batch just now."
             raise TryLaterError(reason=f"{reason} Its late and poison rows are not filed yet.")
     return end.version

@@ -49,13 +49,14 @@ class Views:
     def overview(self) -> Row:
         leases = self._lease_table.leases_if_any()
         verdicts = self._verdicts()
-        of_active = self._of_active_versions(desired_of(leases).values())
+        desired_by_name = desired_of(leases)
+        of_active = self._of_active_versions(desired_by_name.values())
         shards = self._shards(leases)
         current = [shard for shard in shards if shard["current"]]
         workers = self._workers(leases)
         known = rollouts(leases)
         pipelines = []
-        for name, desired in sorted(desired_of(leases).items()):
+        for name, desired in sorted(desired_by_name.items()):
             pipelines.append(self._pipeline(desired, known[name], shards, of_active.get(name)))
         return {
             "now": self._now,
