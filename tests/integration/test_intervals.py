@@ -4,10 +4,12 @@ and partly covered.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 from kafka import KafkaProducer
 from support.live_stream import on_topic
@@ -15,11 +17,15 @@ from support.live_stream import on_topic
 from hindcast import catalog
 from hindcast.errors import NothingToReplayError, RangeNotYetConsumedError
 from hindcast.installation import Installation
-from hindcast.pipeline import Pipeline
+from hindcast.partitions import app_id
+from hindcast.pipeline import Mode, Pipeline, Table
+from hindcast.replay.planner import ReplayPlan
+from hindcast.replay.recorded_plan import Counted
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
 from hindcast.settings import Settings
 from hindcast.tables.control_tables import ControlTables
+from hindcast.tables.fenced_sink import Fence, FencedTable
 from hindcast.tables.ledger import Ledger, LedgerRow
 from hindcast.tables.table_names import ControlTable
 
@@ -35,22 +41,35 @@ def settings(broker: Broker, settings_factory: Callable[..., Settings]) -> Setti
     return settings_factory(bootstrap_servers=broker.bootstrap_servers)
 
 
-@pytest.fixture(params=["stock_stats", "word_count"], ids=["windowed", "without windows"])
+WINDOWED = pytest.param(("stock_stats", Mode.APPEND), id="windowed")
+RUNNING = pytest.param(("word_count", Mode.UPSERT), id="running results")
+ROW_BY_ROW = pytest.param(("word_count", Mode.APPEND), id="row by row")
+
+
+@pytest.fixture(params=[WINDOWED, RUNNING])
 def pipeline(
     request: pytest.FixtureRequest, settings: Settings, topic_factory: Callable[..., str]
 ) -> Pipeline:
     """A pipeline of one partition whose topic has a record in each minute of an hour; nothing of it is read
     yet.
     """
-    declared = catalog.load(settings.pipelines_dir)[request.param]
+    name, mode = request.param
+    declared = catalog.load(settings.pipelines_dir)[name]
+    if mode is Mode.APPEND:
+        declared = replace(declared, sink=Table(declared.sink.name))
     found = on_topic(declared, topic_factory(partitions=1))
+    send(settings, found, range(60))
+    return found
+
+
+def send(settings: Settings, pipeline: Pipeline, minutes: Iterable[int]) -> None:
+    """Send a record of each of these minutes after the beginning, stamped so by the producer."""
     producer = KafkaProducer(bootstrap_servers=settings.bootstrap_servers)
-    for minute in range(60):
+    for minute in minutes:
         at = BEGAN_AT + timedelta(minutes=minute)
-        producer.send(found.source.name, key=b"k", value=b"{}", timestamp_ms=int(at.timestamp() * 1000))
+        producer.send(pipeline.source.name, key=b"k", value=b"{}", timestamp_ms=int(at.timestamp() * 1000))
     producer.flush()
     producer.close()
-    return found
 
 
 def ask(settings: Settings, pipeline: Pipeline, start: datetime, end: datetime) -> Any:
@@ -101,3 +120,87 @@ def test_before_the_streams_first_offset(settings: Settings, pipeline: Pipeline)
     Ledger(ControlTables(settings)).append([row])
     with pytest.raises(NothingToReplayError, match=r'begins at offset \{"0": 30\}'):
         ask(settings, pipeline, BEGAN_AT, BEGAN_AT + HOUR / 2)
+
+
+def committed(settings: Settings, pipeline: Pipeline, batch: int, start: int, end: int) -> None:
+    """A batch of the stream that read these offsets: in the sink, in the ledger, its late and poison rows
+    filed.
+    """
+    shard = f"v{pipeline.version}.g0.s0"
+    app = app_id(pipeline.name, shard)
+    before = Fence(1, batch - 1) if batch > 1 else None
+    sink = FencedTable(settings.sink(pipeline), {}, app)
+    sink.create(pa.schema([("word", pa.string())]))
+    version = sink.commit(Fence(1, batch), [], after=before)
+    read_to = BEGAN_AT + timedelta(minutes=end)
+    row = LedgerRow.unmeasured(
+        pipeline=pipeline.name,
+        version=pipeline.version,
+        shard=shard,
+        epoch=1,
+        batch=batch,
+        worker="w",
+        topic=pipeline.source.name,
+        start_offsets={0: start},
+        end_offsets={0: end},
+        late_watermark_ms=0,
+        watermark_ms=int(read_to.timestamp() * 1000),
+        output_rows=0,
+        sink_version=version,
+        committed_at=read_to,
+    )
+    tables = ControlTables(settings)
+    Ledger(tables).append([row])
+    for name in (ControlTable.LATE_ROWS, ControlTable.DEAD_LETTERS):
+        tables.open(name)
+        FencedTable(tables.url(name), {}, app).commit(Fence(1, batch), [], after=before)
+
+
+def planned(
+    settings: Settings, pipeline: Pipeline, run_id: str, start: datetime, end: datetime
+) -> ReplayPlan:
+    """The plan of a replay that goes through all steps but that of Spark."""
+    nothing = Counted(
+        rows_read=0,
+        input_rows=0,
+        input_bytes=0,
+        dead_letters=0,
+        late_rows=0,
+        judged_rows=0,
+        late_judged_rows=0,
+        pairs=0,
+        output_rows=0,
+        latency_p50_seconds=None,
+        latency_p95_seconds=None,
+    )
+    session: Any = None
+    return run_replay(
+        lambda: session,
+        Installation(settings),
+        pipeline,
+        ReplayRequest(pipeline=pipeline.name, run_id=run_id, from_time=start, to_time=end),
+        work=lambda *_: nothing,
+    ).plan
+
+
+@pytest.mark.parametrize("pipeline", [WINDOWED, ROW_BY_ROW], indirect=True)
+def test_what_comes_between_two_intervals_with_a_stamp_of_the_first_is_in_the_second(
+    settings: Settings, pipeline: Pipeline
+) -> None:
+    """A partition was idle at the end of the first one, so that ended with the last record. What came next
+    was stamped by a clock that was behind: it is in the range that begins there, and in no other, also if
+    either is replayed again.
+    """
+    committed(settings, pipeline, 1, 0, 60)
+    first = planned(settings, pipeline, "r-1", BEGAN_AT, BEGAN_AT + HOUR)
+    assert (first.start, first.end) == ({0: 0}, {0: 60})
+    send(settings, pipeline, (59, 65))
+    committed(settings, pipeline, 2, 60, 62)
+    second = planned(settings, pipeline, "r-2", BEGAN_AT + HOUR, BEGAN_AT + 2 * HOUR)
+    assert (second.start, second.end) == ({0: 60}, {0: 62})
+    for run_id in ("r-1", "r-3"):
+        again = planned(settings, pipeline, run_id, BEGAN_AT, BEGAN_AT + HOUR)
+        assert (again.start, again.end) == (first.start, first.end)
+    # A time that nobody had asked for is asked of the broker.
+    other = planned(settings, pipeline, "r-4", BEGAN_AT, BEGAN_AT + HOUR + timedelta(minutes=1))
+    assert other.end == {0: 61 if pipeline.window else 60}

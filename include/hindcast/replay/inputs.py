@@ -13,9 +13,11 @@ import pandas as pd
 import pyarrow.compute as pc
 
 from hindcast.archive.held_records import archived_ranges, archives_of, offsets_at
+from hindcast.archive.snapshot import ArchiveSnapshot
 from hindcast.delta.arrow_dataset import arrow_dataset
 from hindcast.installation import Installation
 from hindcast.kafka.offsets import TopicOffsets, across
+from hindcast.partitions import Offsets
 from hindcast.pipeline import Pipeline
 from hindcast.replay.planner import ReplayInputs, not_yet
 from hindcast.replay.recorded_plan import RecordedPlan
@@ -95,10 +97,10 @@ def read_inputs(
         archives = archives_of(settings, pipeline, topic, earliest)
         from_time_offsets = None
         if request.from_time is not None:
-            from_time_offsets = offsets_at(request.from_time, pipeline, topic, archives)
+            from_time_offsets = _offsets_of(request.from_time, tables, pipeline, topic, archives)
         to_time_offsets = None
         if request.to_time is not None:
-            to_time_offsets = offsets_at(request.to_time, pipeline, topic, archives)
+            to_time_offsets = _offsets_of(request.to_time, tables, pipeline, topic, archives)
     # If the stream has not begun there is none: the planner knows whether that matters.
     sink = sink_end(settings.sink(pipeline), settings.storage_options)
     corrected = NOTHING
@@ -138,6 +140,28 @@ def read_inputs(
         proofs=proofs,
         excluded=together(row.excluded for row in excluding),
     )
+
+
+def _offsets_of(
+    at: datetime,
+    tables: ControlTables,
+    pipeline: Pipeline,
+    topic: TopicOffsets,
+    archives: Mapping[str, ArchiveSnapshot],
+) -> Offsets:
+    """The offsets that a time stands for: those of the first plan that asked for it, so that a range which
+    begins at a time begins where the one before ended.
+
+    Of a partition without a record from that time on, it is the latest offset. A record may still come there
+    that is stamped earlier, by a producer or by a broker whose clock is behind. Then the broker has another
+    answer, and what came in between would be in no range.
+    """
+    now = offsets_at(at, pipeline, topic, archives)
+    planned = Runs(tables).offsets_of(pipeline.name, pipeline.version, at)
+    if planned is None:
+        return now
+    # A partition that the first plan did not know held nothing then.
+    return {partition: planned.get(partition, 0) for partition in now}
 
 
 def check_not_rewound(installation: Installation, pipeline: Pipeline, ledger: LedgerSnapshot) -> None:

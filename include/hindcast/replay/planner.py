@@ -51,7 +51,7 @@ class ReplayInputs:
     ``filed``: shard -> the last batch whose late and poison rows are in their tables. ``sink_version``: the
     sink's newest version, read after the ledger; -1 if there is no sink yet. ``sink_commits``: the sink's
     versions that are batches, or empty where the pipeline has windows. ``from_time_offsets`` and
-    ``to_time_offsets``: what the topic and its archive hold at the request's times. ``archived``: the ranges
+    ``to_time_offsets``: the offsets that the request's times stand for. ``archived``: the ranges
     that the archives of the topics hold, by partition. ``judged``: where each verdict ended, the one that
     reaches furthest last. ``proofs``: the states from which a range without windows can go on.
     ``late_ends_ms``: the ends of the windows that a late row was for and that no correction has with that
@@ -129,7 +129,8 @@ class ReplayPlan:
     that had read no further than ``end``: the online answer counts a late row that one of them has.
     ``left_out``: which part of what was asked lies before the stream's beginning, or which late rows can no
     longer be corrected, in words; empty if all of it is planned. ``excluded``: the records of [read_from,
-    end) that the stream has left out, so the replay leaves them out.
+    end) that the stream has left out, so the replay leaves them out. ``instants``: the times that were asked
+    for, and the offsets that they stand for.
     """
 
     pipeline: str
@@ -153,6 +154,7 @@ class ReplayPlan:
     corrected: tuple[CorrectedRange, ...] = ()
     left_out: str = ""
     excluded: Excluded = field(default_factory=dict)
+    instants: Mapping[datetime, Offsets] = field(default_factory=dict)
 
     def to_record(self, counted: Counted | None = None) -> RecordedPlan:
         """What the ``runs`` table keeps of it. Batches are only counted."""
@@ -172,6 +174,7 @@ class ReplayPlan:
             batches=len(self.batches),
             left_out=self.left_out,
             excluded=self.excluded,
+            instants=self.instants,
             counted=counted,
         )
 
@@ -246,7 +249,17 @@ def make_plan(pipeline: Pipeline, request: ReplayRequest, facts: ReplayInputs) -
         corrected=facts.corrected.known_by(end).within(windows_after_ms, windows_to_ms),
         left_out=asked.left_out,
         excluded=within(facts.excluded, read_from, end),
+        instants=_instants(request, facts),
     )
+
+
+def _instants(request: ReplayRequest, facts: ReplayInputs) -> dict[datetime, Offsets]:
+    instants = {}
+    if request.from_time is not None and facts.from_time_offsets is not None:
+        instants[request.from_time] = facts.from_time_offsets
+    if request.to_time is not None and facts.to_time_offsets is not None:
+        instants[request.to_time] = facts.to_time_offsets
+    return instants
 
 
 def not_yet(pipeline: Pipeline, problem: str, **awaited: Any) -> RangeNotYetConsumedError:

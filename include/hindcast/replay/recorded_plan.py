@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Self
 
 from hindcast.partitions import Offsets, by_partition
@@ -48,6 +49,7 @@ class RecordedPlan:
     :param proof: the run that left the state in which the range begins; empty if there is none
     :param batches: how many batches of the stream read the range
     :param excluded: the records that are left out
+    :param instants: by each time that was asked for (aware), the offsets that it stands for
     :param counted: what was in the range, once the replay has read it
     """
 
@@ -66,6 +68,7 @@ class RecordedPlan:
     batches: int = 0
     left_out: str = ""
     excluded: Excluded = field(default_factory=dict)
+    instants: Mapping[datetime, Offsets] = field(default_factory=dict)
     counted: Counted | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -88,6 +91,8 @@ class RecordedPlan:
         }
         if self.excluded:
             written["excluded"] = excluded_to_json(self.excluded)
+        if self.instants:
+            written["instants"] = {instant_text(at): _texts(offsets) for at, offsets in self.instants.items()}
         if self.counted is not None:
             written["counted"] = asdict(self.counted)
         return written
@@ -119,6 +124,10 @@ class RecordedPlan:
             batches=written["batches"],
             left_out=written.get("left_out", ""),
             excluded=excluded_from_json(written.get("excluded")),
+            instants={
+                datetime.fromisoformat(at): by_partition(offsets)
+                for at, offsets in written.get("instants", {}).items()
+            },
             counted=counted,
         )
 
@@ -131,6 +140,11 @@ class RecordedPlan:
     def records(self) -> int:
         """How many records it reads, those before its range that only feed windows included."""
         return sum(self.end[partition] - offset for partition, offset in self.read_from.items())
+
+
+def instant_text(at: datetime) -> str:
+    """A time as the plan has it; equal times have equal texts."""
+    return at.astimezone(UTC).isoformat()
 
 
 def _texts(offsets: Mapping[int, int]) -> dict[str, int]:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+import pyarrow.compute as pc
+
 from hindcast.delta.arrow_dataset import Condition
 from hindcast.errors import UnknownRunError
 from hindcast.partitions import Offsets
-from hindcast.replay.recorded_plan import RecordedPlan
+from hindcast.replay.recorded_plan import RecordedPlan, instant_text
 from hindcast.tables.control_tables import ControlTables
 from hindcast.tables.ledger import Undone
 from hindcast.tables.run_states import RunKind, RunState
@@ -109,6 +111,23 @@ class Runs:
             if plan is not None and verdict["run_id"] != without and not taken_back:
                 found.append(JudgedRange(plan.end, verdict["sink_version"], plan.windows_to_ms))
         return sorted(found, key=lambda judged: (judged.windows_to_ms, judged.sink_version))
+
+    def offsets_of(self, pipeline: str, version: int, at: datetime) -> Offsets | None:
+        """The offsets that the first plan of this version found for a time; None if none has asked for it.
+
+        :param at: aware
+        """
+        rows = self.tables.read(
+            ControlTable.RUNS,
+            [("pipeline", "=", pipeline), ("version", "=", version)],
+            columns=["plan", "started_at"],
+        )
+        may_have_it = rows.filter(pc.match_substring(rows["plan"], instant_text(at)))
+        for written in may_have_it.sort_by("started_at")["plan"].to_pylist():
+            found = RecordedPlan.from_text(written).instants.get(at)
+            if found is not None:
+                return found
+        return None
 
     def recorded_plan(self, run_id: str, asked: str) -> RecordedPlan | None:
         """The plan that this run was given before, if it answered the same request: a retry replays the same

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from hindcast import Table, Topic, pipeline
 from hindcast.errors import NothingToReplayError, UnknownRunError
 from hindcast.installation import Installation
-from hindcast.replay import run_replay
+from hindcast.replay import inputs, run_replay
 from hindcast.replay.planner import ReplayPlan
 from hindcast.replay.recorded_plan import RecordedPlan
 from hindcast.replay.request import ReplayRequest
@@ -161,3 +161,37 @@ def test_the_ranges_of_verdicts_are_in_the_order_of_the_sinks_versions(tmp_path:
         JudgedRange({0: 90}, 9),
     ]
     assert Runs(ControlTables(Settings(home=tmp_path / "new"))).judged_ranges("words", 3) == []
+
+
+def test_a_time_stands_for_what_the_first_plan_of_its_version_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However the time is written. A partition that was added since had no record then."""
+    tables = ControlTables(Settings(home=tmp_path))
+    runs = Runs(tables)
+    at = datetime(2026, 1, 1, 10, tzinfo=UTC)
+    assert runs.offsets_of("words", 3, at) is None
+    for hour, version, offset in ((2, 3, 9), (1, 3, 7), (0, 4, 5)):
+        plan = RecordedPlan(
+            asked=f"times {at.isoformat()} to some later one",
+            topic="t",
+            read_from={0: 0},
+            start={0: 0},
+            end={0: offset},
+            sink_version=0,
+            instants={at: {0: offset}},
+        )
+        assert RecordedPlan.from_text(plan.text()) == plan
+        row = {"run_id": f"r-{hour}", "pipeline": "words", "version": version, "kind": "replay"}
+        runs.append(
+            {**row, "state": "planned", "plan": plan.text(), "started_at": at + timedelta(hours=hour)}
+        )
+    runs.answer("r-9", "words", 3, RunKind.REPLAY, RunState.SKIPPED, "nothing to replay")
+    assert runs.offsets_of("words", 3, at) == {0: 7}
+    assert runs.offsets_of("words", 4, at) == {0: 5}
+    assert runs.offsets_of("words", 3, at.astimezone(timezone(timedelta(hours=2)))) == {0: 7}
+    assert runs.offsets_of("words", 3, at + timedelta(seconds=1)) is None
+    monkeypatch.setattr(inputs, "offsets_at", lambda *_: {0: 12, 1: 4})
+    topics: Any = None
+    assert inputs._offsets_of(at, tables, words, topics, {}) == {0: 7, 1: 0}
+    assert inputs._offsets_of(at + timedelta(1), tables, words, topics, {}) == {0: 12, 1: 4}
