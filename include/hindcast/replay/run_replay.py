@@ -31,7 +31,7 @@ from hindcast.replay.run_table import Runs
 from hindcast.settings import Settings
 from hindcast.tables.event_log import EventKind, Severity
 from hindcast.tables.ledger_bases import LedgerBases, worth_keeping
-from hindcast.tables.oldest_batches import HistoryTooShortError
+from hindcast.tables.ledger_history import History
 from hindcast.tables.run_states import BadEnd, RunKind, RunState, close_run
 from hindcast.tables.sink_files import SinkFiles, VersionGoneError
 
@@ -75,14 +75,13 @@ def plan_replay(
 def _make_plan(installation: Installation, pipeline: Pipeline, request: ReplayRequest) -> ReplayPlan:
     """The plan from the newest batches of the ledger that it can be made from."""
     ledger = read_ledger(installation, pipeline)
-    for history in ledger.histories():
+
+    def plan_from(history: History) -> ReplayPlan:
         inputs = read_inputs(installation, pipeline, request, ledger, history)
-        try:
-            plan = make_plan(pipeline, request, inputs)
-        except HistoryTooShortError:
-            continue
+        plan = make_plan(pipeline, request, inputs)
         return replace(plan, base=worth_keeping(history, plan.read_from) or ledger.unkept(history))
-    raise AssertionError("the last history is the whole ledger")
+
+    return ledger.answer(plan_from)
 
 
 #: Runs a plan under a run id, and counts.
