@@ -9,6 +9,7 @@ old folder is left as it is: until the sink names the new one, it counts.
 from __future__ import annotations
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 from py4j.protocol import Py4JJavaError
 from pyspark.sql import SparkSession
@@ -19,6 +20,8 @@ from hindcast.spark.scratch import Folder
 #: A file of one version of a state store: ``state/0/1/17.delta`` or, of a join,
 #: ``state/0/1/left-keyWithIndexToValue/17.delta``.
 _VERSION = re.compile(r"/state/.*/(\d+)\.\w+$")
+
+_COPIES_AT_ONCE = 16
 
 
 def copy_before(spark: SparkSession, root: str, name: str, batch: int, to: str) -> None:
@@ -35,12 +38,20 @@ def copy_before(spark: SparkSession, root: str, name: str, batch: int, to: str) 
     folder = Folder(spark, root)
     if not folder.has(name):
         return
-    for file in folder.files(name):
-        found = _VERSION.search(f"/{file}")
-        if found and int(found[1]) > batch:  # batch N leaves version N + 1
-            continue
+
+    def copy(file: str) -> None:
         _copy(folder, file, to + file.removeprefix(name))
+
+    # There are hundreds of files, and a store answers in tens of milliseconds.
+    with ThreadPoolExecutor(_COPIES_AT_ONCE, "copied-checkpoint") as threads:
+        list(threads.map(copy, [file for file in folder.files(name) if not _is_later(file, batch)]))
     name_schemas(folder, to)
+
+
+def _is_later(file: str, batch: int) -> bool:
+    """Whether it is of a state that this batch or a later one left."""
+    found = _VERSION.search(f"/{file}")
+    return found is not None and int(found[1]) > batch  # batch N leaves version N + 1
 
 
 def _copy(folder: Folder, file: str, to: str) -> None:
