@@ -19,6 +19,7 @@ FIGURES = {
     "p99": ("p99, s", "{:.2f}"),
     "rows_per_cpu_second": ("rows for a CPU-second", "{:,.0f}"),
     "cpu": ("cores", "{:.2f}"),
+    "memory": ("MiB in the end", "{:,.0f}"),
     "burst": ("rows a second at once", "{:,.0f}"),
     "burst_per_cpu_second": ("for a CPU-second", "{:,.0f}"),
 }

@@ -7,9 +7,9 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psutil
 from benchmarks.speed.jobs import WINDOWS, Job
@@ -186,10 +186,13 @@ class Ours(Side):
     name = "hindcast"
     shards = 1
     workers = 1
+    #: The settings that are not as they come.
+    changed: ClassVar[Mapping[str, Any]] = {}
 
     def start(self) -> None:
         home = self.folder / "home"
-        self.settings = self.settings.model_copy(update={"home": home, "pipelines_dir": home / "pipelines"})
+        own = {"home": home, "pipelines_dir": home / "pipelines", **self.changed}
+        self.settings = self.settings.model_copy(update=own)
         self.settings.pipelines_dir.mkdir(parents=True)
         module = self.job.module(NAME, topic=self.topic, shards=self.shards)
         (self.settings.pipelines_dir / f"{NAME}.py").write_text(module)
@@ -236,9 +239,54 @@ class TwoWorkers(TwoShards):
     workers = 2
 
 
+class ShorterTrigger(Ours):
+    """The same with more batches a second."""
+
+    name = "trigger 0.7"
+    changed: ClassVar[Mapping[str, Any]] = {"trigger_seconds": 0.7}
+
+
+class ShortTrigger(Ours):
+    """The same with twice as many batches a second."""
+
+    name = "trigger 0.5"
+    changed: ClassVar[Mapping[str, Any]] = {"trigger_seconds": 0.5}
+
+
+class LongTrigger(Ours):
+    """The same with a fifth of the batches."""
+
+    name = "trigger 5"
+    changed: ClassVar[Mapping[str, Any]] = {"trigger_seconds": 5.0}
+
+
+class SmallHeap(Ours):
+    """The same with half of the heap."""
+
+    name = "heap 320m"
+    changed: ClassVar[Mapping[str, Any]] = {"spark_driver_memory": "320m"}
+
+
+class LargeHeap(Ours):
+    """The same with three times the heap."""
+
+    name = "heap 2g"
+    changed: ClassVar[Mapping[str, Any]] = {"spark_driver_memory": "2g"}
+
+
+#: Those that show what a setting is worth. They run if they are named.
+_CHOICES: tuple[type[Side], ...] = (
+    FourShards,
+    TwoWorkers,
+    ShorterTrigger,
+    ShortTrigger,
+    LongTrigger,
+    SmallHeap,
+    LargeHeap,
+)
 #: Those of a benchmark that names none.
 USUAL: tuple[type[Side], ...] = (Ours, TwoShards, Tuned, Stock, NoSink, Flink)
-SIDES: dict[str, type[Side]] = {side.name: side for side in (*USUAL, FourShards, TwoWorkers)}
+SIDES: dict[str, type[Side]] = {side.name: side for side in (*USUAL, *_CHOICES)}
 
 
 def bench_folder(settings: Settings) -> Path:
