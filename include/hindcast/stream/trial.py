@@ -12,7 +12,8 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -74,7 +75,7 @@ def run_pipeline(
         the pipeline does not read
     """
     _check(pipeline, batches)
-    with tempfile.TemporaryDirectory(prefix="hindcast-trial-") as folder:
+    with _without_subexpressions(spark), tempfile.TemporaryDirectory(prefix="hindcast-trial-") as folder:
         records = _Records(spark, pipeline, Path(folder))
         records.write(batches, at or datetime.now(UTC))
         streamed = _stream(records, "first")
@@ -96,6 +97,22 @@ def run_pipeline(
             tolerance=pipeline.tolerance,
         )
         return Trial(streamed.rows, late_rows, records.dead_letters(), compare(sides, _SAMPLES))
+
+
+@contextmanager
+def _without_subexpressions(spark: SparkSession) -> Iterator[None]:
+    """Let Spark make no functions of expressions that stand twice.
+
+    Of one over windows that slide it (4.2.0) makes code that does not compile: a parameter is named like an
+    element of an array. It prints an error of sixty lines, and goes on without compiled code.
+    """
+    name = "spark.sql.subexpressionElimination.enabled"
+    before = spark.conf.get(name) or "true"
+    spark.conf.set(name, "false")
+    try:
+        yield
+    finally:
+        spark.conf.set(name, before)
 
 
 def _of_table(rows: Sequence[DataFrame], pipeline: Pipeline) -> DataFrame:

@@ -13,7 +13,8 @@ from hindcast.pipeline import Format, Pipeline
 from hindcast.stream.sample_records import sample_batches
 from hindcast.stream.trial import Trial, run_pipeline
 
-EQUAL, DIFFERENT, NOT_TRIED = "equal", "different", "not tried"
+EQUAL, DIFFERENT, NO_RESULTS, NOT_TRIED = "equal", "different", "no results", "not tried"
+_OWN_TEST = "a test of your own may call hindcast.testing.run_pipeline"
 _SHOWN = 3  # differences of a pipeline
 
 
@@ -25,10 +26,8 @@ def try_pipelines(
         about = {"pipeline": pipeline.name, "version": pipeline.version}
         others = [topic.name for topic in pipeline.topics if topic.format is not Format.JSON]
         if others:
-            problem = (
-                f"Samples are made of JSON alone, not of {', '.join(others)}; a test of your own may call"
-            )
-            yield {**about, "state": NOT_TRIED, "problem": f"{problem} hindcast.testing.run_pipeline"}
+            problem = f"Samples are made of JSON alone, not of {', '.join(others)}; {_OWN_TEST}"
+            yield {**about, "state": NOT_TRIED, "problem": problem}
             continue
         samples = sample_batches(pipeline, batches=batches, rows=rows, seed=seed)
         try:
@@ -50,6 +49,9 @@ def _figures(trial: Trial) -> dict[str, Any]:
             values = f"{each.column}: {each.stream_value} in the stream, {each.hindcast_value} in the batch"
             shown.append(f"{each.kind} {json.loads(each.keys)} {values if each.column else ''}".strip())
         problem = "; ".join(shown)
+    elif not trial.rows.num_rows:
+        state = NO_RESULTS
+        problem = f"The function made nothing of the samples, so nothing was compared; {_OWN_TEST}"
     return {
         "state": state,
         "results": trial.rows.num_rows,
