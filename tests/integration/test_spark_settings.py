@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,3 +80,29 @@ def test_a_checkpoint_is_written_without_a_process_for_each_file(
     assert (plans / "2").stat().st_mode & 0o777 == 0o644
     said = noted.read_text() if noted.exists() else ""
     assert settings.checkpoint("counted") not in said
+
+
+_WIDE = """
+from hindcast.settings import Settings
+from hindcast.spark.session import build
+
+settings = Settings()
+spark = build(settings, "logged")
+records = spark.readStream.format("rate-micro-batch").option("rowsPerBatch", 5).load()
+wide = records.selectExpr(*[f"value + {number} AS column_{number}" for number in range(100)])
+query = wide.writeStream.format("noop").option("checkpointLocation", settings.checkpoint("wide")).start()
+while (query.lastProgress or {"batchId": 0})["batchId"] < 5:
+    assert query.isActive, query.exception()
+query.stop()
+"""
+
+
+def test_a_batch_leaves_no_line_in_the_log(settings_factory: Callable[..., Settings]) -> None:
+    """A worker's log lives for weeks, and there is a batch each second."""
+    environment = {**os.environ, **settings_factory().environment()}
+    ended = subprocess.run(
+        [sys.executable, "-c", _WIDE], env=environment, stderr=subprocess.PIPE, text=True, check=True
+    )
+    said = Counter(line.partition(" WARN ")[2] for line in ended.stderr.splitlines() if " WARN " in line)
+    assert [line for line, count in said.items() if count > 2] == []
+    assert "the maximum is" not in ended.stderr

@@ -65,6 +65,10 @@ _AVRO_LIMITS = {
 }
 
 
+#: It warns of each plan that is cut at ``spark.sql.maxPlanStringLength``: once a batch, 20 MB a day for each
+#: shard, in a log that lives as long as its process.
+_CUTS_PLANS = "org.apache.spark.sql.catalyst.util.StringUtils"
+
 #: What a deployment may change by ``settings.spark_conf``.
 _DEFAULTS = {
     "spark.databricks.delta.snapshotPartitions": "1",
@@ -207,7 +211,14 @@ def build(
     # state fails.
     _ = session.streams
     session.sparkContext.setLogLevel("WARN")
+    _silence(session, _CUTS_PLANS)
     return session
+
+
+def _silence(session: SparkSession, name: str) -> None:
+    """Let one of the JVM's loggers say nothing but errors."""
+    log4j = session._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
 
 
 def _check_given(given: dict[str, str], fixed: dict[str, str]) -> None:
