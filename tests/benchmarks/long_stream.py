@@ -30,7 +30,7 @@ from benchmarks.speed.run import create_topic, sender
 from benchmarks.speed.sides import Ours
 from benchmarks.speed.workload import Workload
 from support.benchmark_figures import Figure, print_figures
-from support.benchmark_home import home_with_broker, memory_bytes
+from support.benchmark_home import home_with_broker, memory_bytes, with_children
 
 from hindcast.settings import Settings
 
@@ -61,7 +61,7 @@ def measure(settings: Settings, folder: Path, batches: int) -> Iterator[Figure]:
         start_ms = int(start * 1000)
         load.encode(file, start_ms)
         with sender(settings, [topic], file, load, start) as sending:
-            commits, memory = _watch(side, sending, batches)
+            commits, memory, of_python = _watch(side, sending, batches)
     finally:
         side.end()
         file.unlink(missing_ok=True)
@@ -76,21 +76,25 @@ def measure(settings: Settings, folder: Path, batches: int) -> Iterator[Figure]:
     for number, size in sizes.items():
         yield Figure(f"memory at the {number:,}th", size / _MIB, unit="MiB")
     yield Figure(f"memory, last against {grown:,}th", sizes[batches] / sizes[grown], _MEMORY_RATIO, "x")
+    for number in times:
+        size = _memory_at(of_python, commits, number)
+        yield Figure(f"of that Python's at the {number:,}th", size / _MIB, unit="MiB")
     yield Figure("time of all batches", (commits[batches - 1] - commits[0]) / 60, unit="min")
 
 
 def _watch(
     side: Ours, sending: subprocess.Popen[bytes], batches: int
-) -> tuple[list[float], list[tuple[float, int]]]:
-    """When each batch was committed, and when the worker had how many bytes of memory. All times are in epoch
-    seconds.
+) -> tuple[list[float], list[tuple[float, int]], list[tuple[float, int]]]:
+    """When each batch was committed, when the worker had how many bytes of memory, and how many of these were of
+    its Python process. All times are in epoch seconds.
 
     :raises SystemExit: if the load ended before the batches did
     """
     memory = []
+    of_python = []
     while True:
-        [worker] = side.processes
-        memory.append((time.time(), memory_bytes([worker, *worker.children(recursive=True)])))
+        memory.append((time.time(), memory_bytes(with_children(side.processes))))
+        of_python.append((time.time(), memory_bytes(side.processes)))
         commits = [commit.at_ms / 1000 for commit in side.commits()]
         took = timedelta(seconds=round(commits[-1] - commits[0])) if commits else "no time"
         print(  # noqa: T201 - progress
@@ -99,7 +103,7 @@ def _watch(
             flush=True,
         )
         if len(commits) >= batches:
-            return commits, memory
+            return commits, memory, of_python
         if sending.poll() is not None:
             raise SystemExit(f"The load ended after {len(commits)} batches of {batches}.")
         time.sleep(_LOOK_SECONDS)  # between two looks

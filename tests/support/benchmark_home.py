@@ -41,6 +41,14 @@ def home_with_broker(name: str, **changes: Any) -> Iterator[Settings]:
             broker.stop(settings)
 
 
+def with_children(processes: Iterable[psutil.Process]) -> list[psutil.Process]:
+    """The processes and all below them."""
+    found = []
+    for process in processes:
+        found += [process, *process.children(recursive=True)]
+    return found
+
+
 def memory_bytes(processes: Iterable[psutil.Process]) -> int:
     """Memory of the processes that still run; a page that several share counts once, as Linux's PSS has it."""
     total = 0

@@ -178,18 +178,6 @@ def _local(url: str) -> str:
     return urlsplit(url).path
 
 
-def resident_mib(processes: Iterable[psutil.Process]) -> float:
-    """Memory that processes and all below them have now, MiB."""
-    total = 0
-    for process in processes:
-        for one in [process, *process.children(recursive=True)]:
-            try:
-                total += one.memory_info().rss
-            except psutil.NoSuchProcess:
-                continue
-    return total / 2**20
-
-
 def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
     """CPU that processes and all below them have used so far, those that ended and were waited for included."""
     total = 0.0

@@ -19,14 +19,14 @@ from benchmarks.speed.consumer import rows_per_cpu_second
 from benchmarks.speed.goals import table_of_goals
 from benchmarks.speed.install import install
 from benchmarks.speed.jobs import JOBS, WINDOWS, Job
-from benchmarks.speed.measure import Sample, cpu_seconds, latencies, read_at_ms, records_in, resident_mib
+from benchmarks.speed.measure import Sample, cpu_seconds, latencies, read_at_ms, records_in
 from benchmarks.speed.record import OURS, Record, record_of
 from benchmarks.speed.report import RECORDS, table, write_page
 from benchmarks.speed.sides import SIDES, USUAL, Flink, Ours, Side, Stock, Tuned, bench_folder
 from benchmarks.speed.workload import Workload
 from kafka import KafkaAdminClient
 from support.benchmark_figures import percentile
-from support.benchmark_home import home_with_broker
+from support.benchmark_home import home_with_broker, memory_bytes, with_children
 from support.fault_runs import work_tree
 from support.waiting import wait_until
 
@@ -67,7 +67,7 @@ def run_once(
             report = report_of(sending)
         wait_read(side, load)
         burst = cpu_seconds(side.processes) - steady
-        memory = resident_mib(side.processes)
+        memory = memory_bytes(with_children(side.processes))
         commits = side.commits()
     finally:
         side.end()
@@ -92,7 +92,7 @@ def run_once(
         "p99": percentile(seconds, 0.99),
         "rows_per_cpu_second": rows / used,
         "cpu": used / (load.seconds - warm_up),
-        "memory": memory,
+        "memory": memory / 2**20,
         "answers": answered,
         "behind": report["behind_seconds"],
         **at_once,
