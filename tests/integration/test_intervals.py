@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 from kafka import KafkaProducer
+from support.counted import NOTHING_COUNTED
 from support.live_stream import on_topic
 
 from hindcast import catalog
@@ -20,7 +21,6 @@ from hindcast.installation import Installation
 from hindcast.partitions import app_id
 from hindcast.pipeline import Mode, Pipeline, Table
 from hindcast.replay.planner import ReplayPlan
-from hindcast.replay.recorded_plan import Counted
 from hindcast.replay.request import ReplayRequest
 from hindcast.replay.run_replay import run_replay
 from hindcast.settings import Settings
@@ -160,26 +160,13 @@ def planned(
     settings: Settings, pipeline: Pipeline, run_id: str, start: datetime, end: datetime
 ) -> ReplayPlan:
     """The plan of a replay that goes through all steps but that of Spark."""
-    nothing = Counted(
-        rows_read=0,
-        input_rows=0,
-        input_bytes=0,
-        dead_letters=0,
-        late_rows=0,
-        judged_rows=0,
-        late_judged_rows=0,
-        pairs=0,
-        output_rows=0,
-        latency_p50_seconds=None,
-        latency_p95_seconds=None,
-    )
     session: Any = None
     return run_replay(
         lambda: session,
         Installation(settings),
         pipeline,
         ReplayRequest(pipeline=pipeline.name, run_id=run_id, from_time=start, to_time=end),
-        work=lambda *_: nothing,
+        work=lambda *_: NOTHING_COUNTED,
     ).plan
 
 

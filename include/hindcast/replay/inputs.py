@@ -97,10 +97,10 @@ def read_inputs(
         archives = archives_of(settings, pipeline, topic, earliest)
         from_time_offsets = None
         if request.from_time is not None:
-            from_time_offsets = _offsets_of(request.from_time, tables, pipeline, topic, archives)
+            from_time_offsets = _offsets_of(request.from_time, tables, pipeline, topic, archives, latest)
         to_time_offsets = None
         if request.to_time is not None:
-            to_time_offsets = _offsets_of(request.to_time, tables, pipeline, topic, archives)
+            to_time_offsets = _offsets_of(request.to_time, tables, pipeline, topic, archives, latest)
     # If the stream has not begun there is none: the planner knows whether that matters.
     sink = sink_end(settings.sink(pipeline), settings.storage_options)
     corrected = NOTHING
@@ -148,6 +148,7 @@ def _offsets_of(
     pipeline: Pipeline,
     topic: TopicOffsets,
     archives: Mapping[str, ArchiveSnapshot],
+    latest: Offsets,
 ) -> Offsets:
     """The offsets that a time stands for: those of the first plan that asked for it, so that a range which
     begins at a time begins where the one before ended.
@@ -155,13 +156,14 @@ def _offsets_of(
     Of a partition without a record from that time on, it is the latest offset. A record may still come there
     that is stamped earlier, by a producer or by a broker whose clock is behind. Then the broker has another
     answer, and what came in between would be in no range.
+
+    :param latest: of each partition that there is now
     """
-    now = offsets_at(at, pipeline, topic, archives)
     planned = Runs(tables).offsets_of(pipeline.name, pipeline.version, at)
     if planned is None:
-        return now
+        return offsets_at(at, pipeline, topic, archives)
     # A partition that the first plan did not know held nothing then.
-    return {partition: planned.get(partition, 0) for partition in now}
+    return {partition: planned.get(partition, 0) for partition in latest}
 
 
 def check_not_rewound(installation: Installation, pipeline: Pipeline, ledger: LedgerSnapshot) -> None:

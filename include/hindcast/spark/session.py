@@ -217,7 +217,8 @@ def build(
 
 def _silence(session: SparkSession, name: str) -> None:
     """Let one of the JVM's loggers say nothing but errors."""
-    log4j = session._jvm.org.apache.logging.log4j  # type: ignore[union-attr]
+    context: Any = session.sparkContext
+    log4j = context._jvm.org.apache.logging.log4j
     log4j.core.config.Configurator.setLevel(name, log4j.Level.ERROR)
 
 

@@ -14,6 +14,7 @@ import fastavro
 import psutil
 import pyarrow.parquet as pq
 from benchmarks.speed.workload import epoch_ms
+from support.benchmark_home import with_children
 
 from hindcast.tables.ledger import LedgerRow
 
@@ -181,11 +182,10 @@ def _local(url: str) -> str:
 def cpu_seconds(processes: Iterable[psutil.Process]) -> float:
     """CPU that processes and all below them have used so far, those that ended and were waited for included."""
     total = 0.0
-    for process in processes:
-        for one in [process, *process.children(recursive=True)]:
-            try:
-                times = one.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system + times.children_user + times.children_system
+    for process in with_children(processes):
+        try:
+            times = process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
     return total

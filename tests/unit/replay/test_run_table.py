@@ -193,5 +193,6 @@ def test_a_time_stands_for_what_the_first_plan_of_its_version_found(
     assert runs.offsets_of("words", 3, at + timedelta(seconds=1)) is None
     monkeypatch.setattr(inputs, "offsets_at", lambda *_: {0: 12, 1: 4})
     topics: Any = None
-    assert inputs._offsets_of(at, tables, words, topics, {}) == {0: 7, 1: 0}
-    assert inputs._offsets_of(at + timedelta(1), tables, words, topics, {}) == {0: 12, 1: 4}
+    latest = {0: 15, 1: 6}
+    assert inputs._offsets_of(at, tables, words, topics, {}, latest) == {0: 7, 1: 0}
+    assert inputs._offsets_of(at + timedelta(1), tables, words, topics, {}, latest) == {0: 12, 1: 4}
