@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -136,29 +137,29 @@ def test_spark_compiles_all_of_a_trial(spark: SparkSession) -> None:
     assert (found["state"], found["problem"]) == ("equal", "")
 
 
-def test_samples_that_come_to_nothing_prove_nothing(spark: SparkSession, tmp_path: Path) -> None:
-    """Two empty tables are equal whatever the function does."""
-    (tmp_path / "choosy.py").write_text(
+def only(folder: Path, name: str, result: str) -> Iterable[Pipeline]:
+    """A pipeline of this name that returns this expression of its rows."""
+    (folder / f"{name}.py").write_text(
         "from hindcast import Table, Topic, pipeline\n"
         "@pipeline(source=Topic('t', schema='a string, ts timestamp'), event_time='ts',"
-        " watermark='1 second', sink=Table('choosy'), version=1)\n"
-        "def choosy(rows):\n"
-        "    return rows.where(\"a = 'a text that no sample has'\")\n"
+        f" watermark='1 second', sink=Table('{name}'), version=1)\n"
+        f"def {name}(rows):\n"
+        f"    return {result}\n"
     )
-    (found,) = try_pipelines(spark, catalog.load(tmp_path).every(), batches=2, rows=3, seed=1)
+    return catalog.load(folder).every()
+
+
+def test_samples_that_come_to_nothing_prove_nothing(spark: SparkSession, tmp_path: Path) -> None:
+    """Two empty tables are equal whatever the function does."""
+    choosy = only(tmp_path, "choosy", "rows.where(\"a = 'a text that no sample has'\")")
+    (found,) = try_pipelines(spark, choosy, batches=2, rows=3, seed=1)
     assert (found["state"], found["results"]) == ("no results", 0)
     assert "nothing was compared" in found["problem"]
 
 
 def test_a_function_that_raises_is_told(spark: SparkSession, tmp_path: Path) -> None:
     """As a difference: no stream would come to a result."""
-    (tmp_path / "raising.py").write_text(
-        "from hindcast import Table, Topic, pipeline\n"
-        "@pipeline(source=Topic('t', schema='a string, ts timestamp'), event_time='ts',"
-        " watermark='1 second', sink=Table('raising'), version=1)\n"
-        "def raising(rows):\n"
-        "    return rows.select('b')\n"
-    )
-    (found,) = try_pipelines(spark, catalog.load(tmp_path).every(), batches=2, rows=3, seed=1)
+    raising = only(tmp_path, "raising", "rows.select('b')")
+    (found,) = try_pipelines(spark, raising, batches=2, rows=3, seed=1)
     assert found["state"] == "different"
     assert "`b` cannot be resolved" in found["problem"]
