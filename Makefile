@@ -124,13 +124,16 @@ simulate: env ## the lease core, then the streams' protocols, in EXAMPLES random
 mutants: env ## small changes in the protocols' code, one at a time: each is caught by a test or has its reason (about 20 minutes)
 	@PYTHONPATH=tests $(BIN)/python -m mutants.run $(if $(MODULE),--module "$(MODULE)") $(if $(JOBS),--jobs "$(JOBS)") $(if $(KEEP),--keep "$(KEEP)")
 
+# MINUTES counts from the start of make. No test with a JVM begins later.
+LIMIT := $(if $(MINUTES),--until "$(shell echo $$(($$(date +%s) + 60 * $(MINUTES))))")
+
 # An acceptance test runs many processes by itself, so those come one after the other; all else is shared between two processes.
-TESTS = $(BIN)/python -m pytest --durations 30 $(if $(ALL),,--draw)
+TESTS = $(BIN)/python -m pytest --durations 30 $(if $(ALL),,--draw) $(LIMIT)
 
 .PHONY: test
-test: env jars ## all tests: unit, integration, acceptance; of a few with many cases a draw, ALL=1 takes every case
-	@$(TESTS) --numprocesses 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder tests/unit tests/simulation tests/protocols tests/integration
+test: env jars ## all tests: unit, integration, acceptance; of a few with many cases a draw, ALL=1 takes every case; MINUTES=60 begins no long one later
 	@$(TESTS) tests/acceptance
+	@$(TESTS) --numprocesses 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder tests/unit tests/simulation tests/protocols tests/integration
 
 .PHONY: cluster
 cluster: env jars ## every example on a real Spark cluster of this machine: stream, rehearsal, rebuild and verdict
@@ -146,7 +149,7 @@ faults: env jars ## the matrix of faults against real processes (ROW=F5 SHAPE=up
 
 .PHONY: faults-quick
 faults-quick: env jars ## one test of each row, drawn by SEED, with few records; MINUTES=10 begins none later
-	@$(FAULTS) --quick $(if $(ROW),--row "$(ROW)") $(if $(MINUTES),--minutes "$(MINUTES)")
+	@$(FAULTS) --quick $(if $(ROW),--row "$(ROW)") $(LIMIT)
 
 .PHONY: runs
 runs: env ## docs/runs.md from the recorded runs (ROW=F5 SEED=7 CAUSE="..." first notes why one failed)

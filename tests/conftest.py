@@ -22,6 +22,7 @@ import pytest
 import structlog
 from support.failure_report import failure_report
 from support.fleet import Stream
+from support.time_limit import TimeLimit
 
 from hindcast.installation import Installation
 from hindcast.settings import Settings, project_root
@@ -48,6 +49,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="of the tests marked `drawn` run as many cases as the mark says, by the seed",
     )
+    parser.addoption(
+        "--until",
+        type=float,
+        default=0.0,
+        help="begin no test with a JVM after this time, in seconds since 1970; 0 for no limit",
+    )
 
 
 class NameFailures:
@@ -65,6 +72,7 @@ class NameFailures:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(NameFailures(config))
+    config.pluginmanager.register(TimeLimit(config.getoption("--until")))
     while_tests_run = ExitStack()
     while_tests_run.enter_context(interruptible())
     config.add_cleanup(while_tests_run.close)

@@ -61,9 +61,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--store", action="store_true", help="tables and checkpoints in an object store of this machine"
     )
     parser.addoption(
-        "--minutes", type=float, default=0.0, help="begin no test later than this; 0 for no limit"
-    )
-    parser.addoption(
         "--repeat",
         type=int,
         default=1,
@@ -100,7 +97,7 @@ def pytest_configure(config: pytest.Config) -> None:
             "--record: runs with other leases and waits do not count; leave TEST_LEASE_SECONDS out, "
             f"and set it to {STORE_LEASE_SECONDS} with --store"
         )
-    names = ("shape", "quick", "record", "minutes", "store")
+    names = ("shape", "quick", "record", "until", "store")
     chosen = {name: config.getoption(f"--{name}") for name in names}
     config.pluginmanager.register(Matrix(rows, **chosen), "matrix-of-faults")
 

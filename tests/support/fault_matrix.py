@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 from support import fault_runs
 from support.shapes import SHAPES
+from support.time_limit import LEFT_OUT, was_left_out
 
 ROWS = {
     "F1": "kill -9 of a worker and its JVM in the middle of a batch",
@@ -59,9 +59,6 @@ NAMED_ONLY = frozenset({"backfill", "nemesis"})
 #: Rows whose faults do not reach into the files of a local disk: these run with tables in an object store, too.
 ON_STORE = frozenset({"F1", "F3", "F5", "F7", "F8", "F30"})
 
-#: The state of a test that was not begun, as the time for all was over.
-LEFT_OUT = "left out"
-
 
 @dataclass
 class Outcome:
@@ -83,20 +80,19 @@ class Matrix:
     became of them.
 
     ``quick`` keeps one test of each row for each seed, drawn by the seed; ``record`` adds what was run to the
-    record of runs. ``minutes`` is the time for all of it: the first row is then drawn, and a test that would
-    begin later is left out and said so. With ``store`` the tables are in an object store.
+    record of runs. With a time limit, ``until``,
+    the first row is drawn, so that each row has its turn. With ``store`` the tables are in an object store.
     """
 
     rows: frozenset[str]
     shape: str = ""
     quick: bool = False
     record: bool = False
-    minutes: float = 0.0
+    until: float = 0.0
     store: bool = False
     outcomes: list[Outcome] = field(default_factory=list)
     _seconds: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     _began: tuple[str, bool] = ("", True)
-    _began_at: float = field(default_factory=time.monotonic)
 
     def pytest_generate_tests(self, metafunc: pytest.Metafunc) -> None:
         """Each test of a row runs once for each seed, also if it draws nothing: the machine's timing is never
@@ -118,16 +114,10 @@ class Matrix:
         if self.quick:
             kept = self._drawn(kept)
         config.hook.pytest_deselected(items=[item for item in items if item not in kept])
-        if self.minutes:
+        if self.until:
             first = random.Random(config.getoption("--seed")).randrange(len(order))
             order = order[first:] + order[:first]
         items[:] = sorted(kept, key=lambda item: order.index(_row(item)))
-
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_setup(self, item: pytest.Item) -> None:
-        """No test begins once the time is over."""
-        if self.minutes and time.monotonic() - self._began_at > self.minutes * 60:
-            pytest.skip(f"{LEFT_OUT}: the {self.minutes:g} minutes are over")
 
     def _wanted(self, item: pytest.Item) -> bool:
         row = _row(item)
@@ -167,7 +157,7 @@ class Matrix:
                     "cannot run here",
                     report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr),
                 )
-                if LEFT_OUT in why:
+                if was_left_out(report):
                     state = LEFT_OUT
             elif report.failed:
                 state, why = "failed", _first_words(report)
