@@ -9,6 +9,7 @@ from protocols.mutants import MUTANTS, caught
 HISTORIES = 300
 
 
+@pytest.mark.drawn(8)  # each takes up to a minute of a slow core; `make simulate` runs all
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_mutant_is_caught_by_an_oracle(name: str) -> None:
     """The oracles can fail: with this fault in the code one of them does."""
