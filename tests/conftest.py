@@ -72,7 +72,7 @@ class NameFailures:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(NameFailures(config))
-    config.pluginmanager.register(TimeLimit(config.getoption("--until")))
+    config.pluginmanager.register(TimeLimit(config.getoption("--until"), MARKED_FOLDERS))
     while_tests_run = ExitStack()
     while_tests_run.enter_context(interruptible())
     config.add_cleanup(while_tests_run.close)

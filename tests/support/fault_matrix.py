@@ -80,8 +80,8 @@ class Matrix:
     became of them.
 
     ``quick`` keeps one test of each row for each seed, drawn by the seed; ``record`` adds what was run to the
-    record of runs. With a time limit, ``until``,
-    the first row is drawn, so that each row has its turn. With ``store`` the tables are in an object store.
+    record of runs. With a time limit, ``until``, the first row is drawn, so that each row has its turn. With
+    ``store`` the tables are in an object store.
     """
 
     rows: frozenset[str]

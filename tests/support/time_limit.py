@@ -7,30 +7,31 @@ its turn.
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 import pytest
 
 #: The beginning of the reason of a test that was not begun.
 LEFT_OUT = "left out"
-#: The tests without a mark of these take seconds in all. They run in any case.
-LONG = ("integration", "acceptance", "faults")
-
-
-def is_over(until: float) -> bool:
-    """Whether that time, in seconds since 1970, is past; 0 is no limit."""
-    return bool(until) and time.time() > until
 
 
 class TimeLimit:
-    """Registered as a plugin: skips each long test that would begin after ``until``, in seconds since 1970."""
+    """Registered as a plugin: skips each long test that would begin after a time.
 
-    def __init__(self, until: float) -> None:
+    :param until: that time in seconds since 1970; 0 is no limit
+    :param long: a test with one of these marks is a long one; all others run in any case
+    """
+
+    def __init__(self, until: float, long: Collection[str]) -> None:
         self._until = until
+        self._long = long
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_setup(self, item: pytest.Item) -> None:
         """Comes before the fixtures, which may take long, too."""
-        if is_over(self._until) and any(item.get_closest_marker(name) for name in LONG):
+        if not self._until or time.time() <= self._until:
+            return
+        if any(item.get_closest_marker(name) for name in self._long):
             pytest.skip(f"{LEFT_OUT}: the time for all tests is over")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -29,7 +29,7 @@ CONFTEST = """
 
     def pytest_configure(config):
         config.addinivalue_line("markers", "integration: long")
-        config.pluginmanager.register(TimeLimit({until}))
+        config.pluginmanager.register(TimeLimit({until}, ["integration"]))
 """
 
 
