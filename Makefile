@@ -131,8 +131,16 @@ LIMIT := $(if $(MINUTES),--until "$(shell echo $$(($$(date +%s) + 60 * $(MINUTES
 TESTS = $(BIN)/python -m pytest --durations 30 $(if $(ALL),,--draw) $(LIMIT)
 
 .PHONY: test
-test: env jars ## all tests: unit, integration, acceptance; of a few with many cases a draw, ALL=1 takes every case; MINUTES=60 begins no long one later
+test: ## all tests: unit, integration, acceptance; of a few with many cases a draw, ALL=1 takes every case; MINUTES=60 begins no long one later
+	@$(MAKE) --keep-going --jobs 1 test-acceptance test-shared
+
+# If an acceptance test fails, the others still have their say.
+.PHONY: test-acceptance
+test-acceptance: env jars
 	@$(TESTS) tests/acceptance
+
+.PHONY: test-shared
+test-shared: env jars
 	@$(TESTS) --numprocesses 2 --max-worker-restart 0 --dist loadfile --no-loadscope-reorder tests/unit tests/simulation tests/protocols tests/integration
 
 .PHONY: cluster

@@ -12,7 +12,7 @@ from collections.abc import Collection
 import pytest
 
 #: The beginning of the reason of a test that was not begun.
-LEFT_OUT = "left out"
+_LEFT_OUT = "left out"
 
 
 class TimeLimit:
@@ -32,7 +32,7 @@ class TimeLimit:
         if not self._until or time.time() <= self._until:
             return
         if any(item.get_closest_marker(name) for name in self._long):
-            pytest.skip(f"{LEFT_OUT}: the time for all tests is over")
+            pytest.skip(f"{_LEFT_OUT}: the time for all tests is over")
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Name what was left out."""
@@ -46,4 +46,4 @@ class TimeLimit:
 
 def was_left_out(report: pytest.TestReport) -> bool:
     """Whether this is the report of a test that a time limit left out."""
-    return report.skipped and LEFT_OUT in str(report.longrepr)
+    return report.skipped and _LEFT_OUT in str(report.longrepr)
